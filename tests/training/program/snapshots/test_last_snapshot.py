@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +11,13 @@ import pytest
 
 from tests.support.limits import scaled
 from tests.training.checkpoint.faulty import Fault, FaultyProxy
-from tests.training.program.snapshots.kept_nodes import ROOT, Job, paths, wait_until
+from tests.training.program.snapshots.kept_nodes import (
+    Job,
+    needs_own_disk,
+    paths,
+    run_on_small_disk,
+    wait_until,
+)
 from training.core.progress import WorkerProgress
 from training.program.snapshots import process
 
@@ -152,15 +155,11 @@ print(handle.done, handle.failure.code, handle.failure.reason)
 """
 
 
-@pytest.mark.skipif(
-    subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
-    reason="needs a file system of its own",
-)
+@needs_own_disk
 def test_a_full_disk_does_not_stop_snapshots_and_the_last_is_not_mistaken_for_complete(
     local_job: Job, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
-    disk.mkdir()
     (node,) = local_job.attempt()
     scratch = disk / "scratch"
     settings = replace(
@@ -169,19 +168,8 @@ def test_a_full_disk_does_not_stop_snapshots_and_the_last_is_not_mistaken_for_co
     (tmp_path / "settings").mkdir()
     told = replace(settings, scratch=tmp_path / "settings").write()
     told.write_text(told.read_text().replace(str(tmp_path / "settings"), str(scratch)))
-    done = subprocess.run(
-        [
-            *("unshare", "-rm", "sh", "-c"),
-            'mount -t tmpfs -o size=2m none "$1" && shift && exec "$@"',
-            *("sh", str(disk), sys.executable, "-c", _FULL_DISK),
-            *(str(told), str(scaled(20)), local_job.storage.root),
-        ],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the report could not be written" in done.stdout
-    lines = done.stdout.splitlines()
+    lines = run_on_small_disk(disk, 2, _FULL_DISK, told, scaled(20), local_job.storage.root)
+
+    assert any("the report could not be written" in line for line in lines)
     assert "No space left on device" in lines
     assert lines[-1].startswith("True 75 no last snapshot: cannot write the request for it")

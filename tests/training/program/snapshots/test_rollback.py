@@ -66,8 +66,8 @@ def test_attempts_resume_from_the_chosen_snapshot_and_then_from_their_own(
 def test_skipped_snapshots_are_not_restored_when_the_chosen_one_is_damaged(
     job: Job, bucket: Bucket
 ) -> None:
-    for text in ("one", "two", "three"):
-        job.run({"latest.pt": text})
+    for number, text in enumerate(("one", "two", "three"), start=1):
+        job.put(number, {"latest.pt": text})
     roll_back(bucket, "run", choose_snapshot(bucket, "run", "2"))
     (file,) = job.snapshot(2).files
 
@@ -77,7 +77,7 @@ def test_skipped_snapshots_are_not_restored_when_the_chosen_one_is_damaged(
 
 
 def test_none_restores_nothing(job: Job, bucket: Bucket) -> None:
-    job.run({"latest.pt": "one"})
+    job.put(1, {"latest.pt": "one"})
 
     roll_back(bucket, "run", choose_snapshot(bucket, "run", "none"))
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.support.limits import scaled
 from tests.training.checkpoint.faulty import Fault, FaultyProxy
 from tests.training.program.snapshots.kept_nodes import (
-    ROOT,
     Job,
     Node,
     checkpoints,
+    needs_own_disk,
     paths,
+    run_on_small_disk,
     wait_until,
 )
 from training.core.progress import WorkerProgress
@@ -56,7 +56,7 @@ def test_damaged_or_missing_content_falls_back_to_the_previous_snapshot(
     job: Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(1, 4):
-        job.run({"latest.pt": f"{number}" * 100})
+        job.put(number, {"latest.pt": f"{number}" * 100})
     newest, before = ({e.path: e.sha256 for e in job.snapshot(n).files} for n in (3, 2))
     data = bytearray(job.snapshots.get(object_key(newest["latest.pt"])))
     data[50] ^= 1
@@ -216,7 +216,7 @@ def test_a_bucket_failure_during_a_restore_is_not_mistaken_for_damage(
     proxied: tuple[Job, FaultyProxy],
 ) -> None:
     job, proxy = proxied
-    job.run({"latest.pt": "x"})
+    job.put(1, {"latest.pt": "x"})
     (other,) = job.attempt()
     proxy.reset(lambda request: Fault.INTERNAL_ERROR if "objects/" in request.path else None)
     impatient = job.storage.open(job.storage.root, retry_policy=RetryPolicy(total_s=0.5))
@@ -251,26 +251,10 @@ except Exception as error:
 """
 
 
-@pytest.mark.skipif(
-    subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
-    reason="needs a file system of its own",
-)
-def test_without_space_for_copies_files_are_uploaded_in_place_and_checked(
-    local_job: Job,
-) -> None:
-    local_job.folder.joinpath("disk").mkdir()
-    done = subprocess.run(
-        [
-            *("unshare", "-rm", "sh", "-c"),
-            'mount -t tmpfs -o size=8m none "$1" && exec "$2" -c "$3" "$1"',
-            *("sh", str(local_job.folder / "disk"), sys.executable, _FULL_DISK),
-        ],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+@needs_own_disk
+def test_without_space_for_copies_files_are_uploaded_in_place_and_checked(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    lines = run_on_small_disk(disk, 8, _FULL_DISK, disk)
     assert lines[0].startswith(
         "snapshots: no space on the disk for a copy of model.bin; files are uploaded"
     )

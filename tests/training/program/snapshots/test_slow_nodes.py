@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.training.checkpoint.faulty import faulty_proxy
 from tests.training.program.snapshots.kept_nodes import Job, paths
-from training.program.snapshots import coordinator
+from training.program.snapshots import coordinator, uploader
 from training.program.snapshots.barrier import HISTORY, NodeListing
-from training.program.snapshots.coordinator import Coordinator, WaitTimer
+from training.program.snapshots.coordinator import Coordinator
+from training.program.snapshots.exchange import Exchange
 from training.program.snapshots.mailbox import (
     MISSING,
     Mailbox,
@@ -21,6 +25,7 @@ from training.program.snapshots.mailbox import (
     until_name,
 )
 from training.program.snapshots.manifest import Root, SnapshotEntry, object_key, snapshot_key
+from training.program.snapshots.uploader import ThrottledLog
 from training.storage import Objects, StorageAccess
 
 _SAVE = """
@@ -115,12 +120,30 @@ def test_a_node_retains_only_its_latest_listings(tmp_path: Path) -> None:
     assert kept == [listing_name(1, listing.name) for listing in sent[-HISTORY:]]
 
 
-def test_the_wait_ends_after_a_minute_or_three_intervals() -> None:
-    short, long = WaitTimer(2.0), WaitTimer(100.0)
-    assert [short.waited_s(at, waits=True) for at in (0.0, 60.0, 61.0)] == [0, 0, 61]
-    assert [long.waited_s(at, waits=True) for at in (0.0, 300.0, 301.0)] == [0, 0, 301]
-    assert long.waited_s(302.0, waits=False) == 0
-    assert long.waited_s(303.0, waits=True) == 0
+@pytest.mark.parametrize(("every_s", "limit_s"), [(2.0, 60), (100.0, 300)])
+def test_a_long_wait_for_nodes_is_logged(
+    local_job: Job,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    every_s: float,
+    limit_s: int,
+) -> None:
+    (node,) = local_job.attempt(every_s=every_s)
+    _, mailbox, gatherer = _gatherer(node.settings.scratch)
+    gatherer.gather([_listing(0, 10, 30)])
+    idle: Any = SimpleNamespace(listing=None, history=())
+    settings = replace(node.settings, main=1)  # its thread does not coordinate
+    exchange = Exchange(settings, local_job.bucket, mailbox, idle, ThrottledLog())
+    for now_s in (1000, 1000 + limit_s, 1001 + limit_s):
+        clock = SimpleNamespace(monotonic=partial(float, now_s))
+        monkeypatch.setattr(uploader, "time", clock)
+        exchange._log_waiting(gatherer, has_progressed=False)
+    exchange._log_waiting(gatherer, has_progressed=True)
+
+    told = capfd.readouterr().out
+    assert told.count("no snapshot of all nodes") == 1
+    assert f"for {limit_s + 1} s: the next waits for nodes 1, 2, which are still" in told
+    assert exchange._wait.lasts_s == 0
 
 
 def test_an_unreadable_manifest_keeps_its_number(
@@ -175,13 +198,3 @@ def test_lost_contents_are_uploaded_again_until_all_are_back(
 
     assert len(documents) == 20  # a node heeds what differs
     assert told == {entry.sha256 for entry in entries}
-
-
-def test_messages_between_nodes_are_removed_from_the_bucket(tmp_path: Path) -> None:
-    objects, _, gatherer = _gatherer(tmp_path)
-    objects.put("attempt-1/job/node-1-until.json", b"{}")
-    objects.put(object_key("0" * 64), b"x")
-
-    gatherer.open()
-
-    assert [info.key for info in objects.list("")] == [object_key("0" * 64)]

@@ -31,7 +31,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def make(node: NodeContract, *flags: str, **env: str) -> ProgramNode:
-        scratch = tmp_path / node.instance_type
+        scratch = tmp_path / str(node.instance_type)
         scratch.mkdir()
         return ProgramNode(
             parse(["program", *FLAGS, *flags]), node, env, scratch, heartbeat=lambda: None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from training.program.snapshots.folder import (
     same_content,
     scan,
 )
-from training.program.snapshots.manifest import JobSnapshot, is_log, object_key
+from training.program.snapshots.manifest import is_log, object_key
 
 
 class _Time(SteadyClock):
@@ -254,24 +253,6 @@ def test_constantly_written_logs_are_captured_as_far_as_written(
     (entry,) = [e for e in local_job.newest().files if e.path == "train.log"]
     lines = local_job.snapshots.get(object_key(entry.sha256)).splitlines()
     assert [int(line) for line in lines if len(line) == 7] == list(range(len(lines)))
-
-
-def _has_size(size: int, snapshot: JobSnapshot) -> bool:
-    return snapshot.size == size
-
-
-def test_snapshots_that_differ_only_in_logs_do_not_evict_older_ones(local_job: Job) -> None:
-    (node,) = local_job.attempt(keep=2)
-    node.start_snapshots()
-    (node.folder / "latest.pt").write_text("1")
-    local_job.wait_for(lambda found: found.size == 1)
-    (node.folder / "latest.pt").write_text("22")
-    local_job.wait_for(lambda found: found.size == 2)
-    for count in range(1, 5):
-        _grow(node.folder / "train.log", 1)
-        local_job.wait_for(partial(_has_size, 2 + count))
-
-    wait_until(lambda: [local_job.snapshot(n).size for n in local_job.numbers()] == [1, 6])
 
 
 def test_a_file_modified_during_upload_is_copied_the_next_time(

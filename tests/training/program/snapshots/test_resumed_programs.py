@@ -97,8 +97,10 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
     job = Cluster(tmp_path_factory.mktemp("resumed"), num_nodes=2)
     run = f"paths-{job.mark}"  # its own, because other tests run at the same time
     code = leave(job.folder, bundle({"train.py": RESUMES}), run=run)
-    words = (f"--code={code}", "--script=train.py", "--snapshot-every-s=3600")
-    words += ("--resume-arguments=--resume auto", "--", "7")
+    words = (
+        *(f"--code={code}", "--script=train.py", "--snapshot-every-s=3600"),
+        *("--resume-arguments=--resume auto", "--", "7"),
+    )
     job.start(*words, workload="program", extra={"TRAINIUM_RUN": run})
     for node in (0, 1):
         job.wait_for("waiting", node=node)

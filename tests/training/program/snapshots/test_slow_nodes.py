@@ -24,7 +24,13 @@ from training.program.snapshots.mailbox import (
     listing_name,
     until_name,
 )
-from training.program.snapshots.manifest import Root, SnapshotEntry, object_key, snapshot_key
+from training.program.snapshots.manifest import (
+    Root,
+    SnapshotEntry,
+    object_key,
+    snapshot_key,
+    snapshot_numbers,
+)
 from training.program.snapshots.uploader import ThrottledLog
 from training.storage import Objects, StorageAccess
 
@@ -163,6 +169,27 @@ def test_an_unreadable_manifest_keeps_its_number(
     gatherer.prune(at_end=True)
     keys = {info.key for info in objects.list("")}
     assert keys == {snapshot_key(7), made.key, object_key("0" * 64), object_key("1" * 64)}
+
+
+def test_snapshots_that_differ_only_in_logs_do_not_evict_older_ones(tmp_path: Path) -> None:
+    objects, mailbox, _ = _gatherer(tmp_path)
+    gatherer = Coordinator(objects, mailbox, num_nodes=1, main=0, keep=2)
+    saved = [("1", 0), ("2", 0), ("2", 1), ("2", 2), ("2", 3)]
+    for since, (model, log) in enumerate(saved):
+        contents = {"model": model, "train.log": f"{log + 10}"}
+        entries = tuple(
+            SnapshotEntry(path=path, root=Root.CHECKPOINTS, bytes=1, sha256=text.zfill(64))
+            for path, text in contents.items()
+        )
+        for entry in entries:
+            objects.put(object_key(entry.sha256), b"x")
+        assert gatherer.gather(
+            [replace(_listing(0, 100 * since, 100 * since + 30), entries=entries)]
+        )
+        gatherer.prune()
+
+    assert [snapshot.number for snapshot in gatherer.snapshots] == [1, 5]
+    assert snapshot_numbers(objects) == [1, 5]
 
 
 def test_contents_that_a_node_is_about_to_list_are_not_deleted(tmp_path: Path) -> None:

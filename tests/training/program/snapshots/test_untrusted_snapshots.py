@@ -31,10 +31,6 @@ def file(path: str, **fields: Any) -> dict[str, Any]:
     return {**common, "mode": 0o644, "mtime_ns": 10**18, "nodes": [0], **fields}
 
 
-def folder(path: str, mode: int = 0o755) -> dict[str, Any]:
-    return {"root": "checkpoints", "path": path, "mode": mode, "nodes": [0]}
-
-
 def link(path: str, target: str, root: str = "checkpoints") -> dict[str, Any]:
     return {"root": root, "path": path, "target": target, "nodes": [0]}
 
@@ -94,20 +90,10 @@ def test_no_file_is_written_through_a_link_in_its_place(local_job: Job, outside:
     assert [(node.folder / name).read_bytes() for name in ("a", "b")] == [CONTENT, CONTENT]
 
 
-def test_folder_modes_are_not_set_through_a_link(local_job: Job, outside: Path) -> None:
-    put(local_job, folders=[folder("a", 0o777)], links=[link("./a", str(outside))])
-    (node,) = local_job.attempt()
-    (node.folder / "a").symlink_to(outside)
-
-    with pytest.raises(NoRestorableSnapshot):
-        node.restore(local_job.snapshots)
-
-    assert unchanged(outside)
-
-
 def test_only_user_permissions_are_restored(local_job: Job) -> None:
     mode = 0o7777
-    put(local_job, files=[file("a", mode=mode), file("b", mode=mode)], folders=[folder("c", mode)])
+    c = {"root": "checkpoints", "path": "c", "mode": mode, "nodes": [0]}
+    put(local_job, files=[file("a", mode=mode), file("b", mode=mode)], folders=[c])
     (node,) = local_job.attempt()
 
     node.restore(local_job.snapshots)

@@ -1,4 +1,4 @@
-"""Make the small inputs of the public programs: text, tables, tokenizers, models, images.
+"""Make the small inputs of the public programs: text, tables, tokenizers, models.
 
     python tests/programs/data.py FOLDER KIND...
 
@@ -308,20 +308,6 @@ def make_bert_base_cased(folder: Path) -> None:
     (folder / "bert").rename(folder / "bert-base-cased")
 
 
-def make_images(folder: Path) -> None:
-    """Two classes of images, red and blue, in a folder for training and one for validation."""
-    from PIL import Image
-
-    chooser = random.Random(0)
-    for split, count in (("train", 32), ("val", 8)):
-        for name, base in (("red", (180, 40, 40)), ("blue", (40, 40, 180))):
-            target = folder / "images" / split / name
-            target.mkdir(parents=True, exist_ok=True)
-            for number in range(count):
-                colour = tuple(value + chooser.randrange(40) for value in base)
-                Image.new("RGB", (32, 32), colour).save(target / f"{number}.png")
-
-
 KINDS: dict[str, Callable[[Path], None]] = {
     "text": make_text,
     "text-folders": make_text_folders,
@@ -340,7 +326,6 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "litgpt": make_litgpt,
     "glue": make_glue,
     "metrics": make_metrics,
-    "images": make_images,
 }
 
 

@@ -44,9 +44,6 @@ class Trial:
     """Its result, as its own output has it."""
     survived: str
     """The same, after a node was killed."""
-    attempts: int
-    before: int
-    """Results that were in the output when the node was killed."""
     after: int
     """Results of the attempt that followed."""
     whole: int
@@ -72,12 +69,10 @@ def try_program(program: PublicProgram, folder: Path) -> Trial:
         job = _Job(on_cpu, folder / "undisturbed", "undisturbed", url, archive)
         undisturbed = job.run_to_its_end(attempt=1)
     seconds = time.monotonic() - began
-    job, before, survived = _disturbed(program, folder, archive)
+    job, survived = _disturbed(program, folder, archive)
     return Trial(
         undisturbed=undisturbed[-1],
         survived=survived[-1],
-        attempts=2,
-        before=len(before),
         after=len(survived),
         whole=len(undisturbed),
         said=job.said_to_go_on(),
@@ -85,10 +80,8 @@ def try_program(program: PublicProgram, folder: Path) -> Trial:
     )
 
 
-def _disturbed(
-    program: PublicProgram, folder: Path, archive: bytes
-) -> tuple[_Job, list[str], list[str]]:
-    """Kill a node, and run to the end; return the results before and after.
+def _disturbed(program: PublicProgram, folder: Path, archive: bytes) -> tuple[_Job, list[str]]:
+    """Kill a node, and run to the end; return the results of the attempt after it.
 
     A program that saves constantly may have no snapshot before its end: it gets further tries.
     """
@@ -97,7 +90,8 @@ def _disturbed(
         with s3_server(bucket) as url:
             job = _Job(program, folder / bucket, bucket, url, archive)
             try:
-                return job, job.run_until_killed(), job.run_to_its_end(attempt=2)
+                job.run_until_killed()
+                return job, job.run_to_its_end(attempt=2)
             except HitTooLate:
                 if number == _CHANCES:
                     raise
@@ -148,12 +142,11 @@ class _Job:
         pattern = self._program.resumed
         return bool(re.search(pattern, self._cluster.log(0))) if pattern else None
 
-    def run_until_killed(self) -> list[str]:
-        """Kill the last node once a snapshot has a checkpoint; return the results until then."""
+    def run_until_killed(self) -> None:
+        """Kill the last node once a snapshot has a checkpoint."""
         try:
             self._start(1)
             self._wait_for_checkpoint()
-            before = self._results()
             _kill_node(self._cluster, self._program.nodes - 1)
             codes = self._cluster.end(within_s=scaled(60))
             # A single node is itself lost; the main node of several reports the lost one.
@@ -161,7 +154,6 @@ class _Job:
                 raise TrialFailed(f"node 0 ended with {codes[0]}\n{self._logs()}")
         finally:
             self._cluster.kill()
-        return before
 
     def _start(self, attempt: int) -> None:
         self._cluster.start(

@@ -8,12 +8,17 @@ import shutil
 import stat
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from training.core.files import sha256_of, write_whole
 from training.core.threads import in_threads
-from training.program.settings import NotPrepared, Workspace, is_full, no_space, refuse_if_full
+from training.program.settings import (
+    NotPrepared,
+    Workspace,
+    full_disk_refused,
+    refuse_if_full,
+)
 from training.storage import ObjectInfo, ObjectMissing, Objects
 from trainium_catalogue.contract import DATASETS_PREFIX, bundle_key
 from trainium_catalogue.exit_codes import ExitCode
@@ -36,15 +41,14 @@ def unpack_bundle(workspace: Workspace) -> None:
     shown = f"{workspace.bucket.uri}/{key}"
     archive = folders.scratch / "bundle.tar.gz"
     workspace.report(f"fetching the program's files, {key}")
-    try:
-        with SafeFolder(folders.scratch).create(archive.name) as file:
-            workspace.bucket.get_file(key, file)
-    except ObjectMissing:
-        raise _refusal(f"the program's files are missing: there is no {shown}; {_REMEDY}") from None
-    except OSError as error:
-        if is_full(error):
-            raise no_space(folders.scratch, f"the bundle {key}") from None
-        raise
+    with full_disk_refused(folders.scratch, f"the bundle {key}"):
+        try:
+            with SafeFolder(folders.scratch).create(archive.name) as file:
+                workspace.bucket.get_file(key, file)
+        except ObjectMissing:
+            raise _refusal(
+                f"the program's files are missing: there is no {shown}; {_REMEDY}"
+            ) from None
     digest = sha256_of(archive)
     if digest != settings.code:
         raise _refusal(
@@ -52,14 +56,11 @@ def unpack_bundle(workspace: Workspace) -> None:
             f"{digest}; {_REMEDY}"
         )
     workspace.report("unpacking the program's files")
-    try:
-        _extract(archive, folders.code)
-    except _UNREADABLE as error:
-        raise _refusal(f"{shown} cannot be unpacked: {error}; {_REMEDY}") from None
-    except OSError as error:
-        if is_full(error):
-            raise no_space(folders.code, "the program's folder") from None
-        raise
+    with full_disk_refused(folders.code, "the program's folder"):
+        try:
+            _extract(archive, folders.code)
+        except _UNREADABLE as error:
+            raise _refusal(f"{shown} cannot be unpacked: {error}; {_REMEDY}") from None
     archive.unlink()
     if settings.script and not (folders.code / settings.script).is_file():
         raise _refusal(
@@ -118,58 +119,51 @@ def _copy(workspace: Workspace, objects: Objects, folder: Path, *, what: str, re
     # Skip the empty objects that the S3 console creates for folders; their keys end in a slash.
     files = [info for info in objects.list() if not info.key.endswith("/") and info.key]
     if not files:
-        raise NotPrepared(
-            ExitCode.CONFIGURATION, f"{what}: there are no objects at {objects.uri}; {remedy}"
-        )
-    staged = SafeFolder(folder)
+        raise _refusal(f"{what}: there are no objects at {objects.uri}; {remedy}")
     try:
-        for info in files:
-            if path_parts(info.key)[0] == _RECORD:
-                raise UnsafeName(f"{info.key!r} is a reserved name")
-        folder.mkdir(parents=True, exist_ok=True)
-        recorded = _read_record(folder)
-        missing = [info for info in files if not _is_staged(staged, info, recorded)]
-        refuse_if_full(folder, what, sum(info.size for info in missing))
-        _fetch(objects, staged, missing, _counter(workspace.report, what, missing))
-        write_whole(folder / _RECORD, json.dumps({info.key: info.etag for info in files}).encode())
+        with full_disk_refused(folder, what):
+            _copy_missing(workspace.report, objects, files, folder, what)
     except UnsafeName as error:
-        raise NotPrepared(
-            ExitCode.CONFIGURATION,
+        raise _refusal(
             f"{what}: an object at {objects.uri} has a key that is not a valid file name: {error}; "
-            "rename it",
+            "rename it"
         ) from None
     except ObjectMissing as error:
         raise NotPrepared(
             ExitCode.HOST, f"{what}: an object was deleted while it was being copied: {error}"
         ) from None
-    except OSError as error:
-        if is_full(error):
-            raise no_space(folder, what) from None
-        raise
 
 
-def _counter(
-    report: Callable[[str], None], what: str, files: Iterable[ObjectInfo]
-) -> Callable[[int], None]:
-    moved, needed = 0, sum(info.size for info in files)
+def _copy_missing(
+    report: Callable[[str], None],
+    objects: Objects,
+    files: Sequence[ObjectInfo],
+    folder: Path,
+    what: str,
+) -> None:
+    """Copy the files that are not in ``folder`` yet."""
+    staged = SafeFolder(folder)
+    for info in files:
+        if path_parts(info.key)[0] == _RECORD:
+            raise UnsafeName(f"{info.key!r} is a reserved name")
+    folder.mkdir(parents=True, exist_ok=True)
+    recorded = _read_record(folder)
+    missing = [info for info in files if not _is_staged(staged, info, recorded)]
+    needed, moved = sum(info.size for info in missing), 0
+    refuse_if_full(folder, what, needed)
 
     def count(size: int) -> None:
         nonlocal moved
         moved += size
         report(f"{what}: {moved // _MIB} of {needed // _MIB} MiB")
 
-    return count
-
-
-def _fetch(
-    objects: Objects, folder: SafeFolder, files: Iterable[ObjectInfo], count: Callable[[int], None]
-) -> None:
     def fetch(info: ObjectInfo) -> None:
-        with folder.create(info.key) as file:
+        with staged.create(info.key) as file:
             objects.get_file(info.key, file, on_bytes=count)
 
-    for _ in in_threads(fetch, files, at_once=_AT_ONCE, name="inputs"):
+    for _ in in_threads(fetch, missing, at_once=_AT_ONCE, name="inputs"):
         pass
+    write_whole(folder / _RECORD, json.dumps({info.key: info.etag for info in files}).encode())
 
 
 def _read_record(folder: Path) -> dict[str, str]:

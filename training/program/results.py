@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from training.core.contract import NodeContract
 from training.core.failures import describe
 from training.core.files import write_whole
 from training.core.logs import set_up_logging
@@ -21,7 +20,7 @@ from training.core.progress import ENV_SCRATCH
 from training.core.threads import in_threads
 from training.program.reports import RESULTS, RESULTS_FAILURE_FILE, RESULTS_MOVED_FILE
 from training.program.settings import Workspace, files_below
-from training.storage import Objects, StorageError
+from training.storage import StorageError
 from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.wording import counted
@@ -31,37 +30,28 @@ _AT_ONCE = 8
 log = logging.getLogger(RESULTS)
 
 
-def results_prefix(node: NodeContract) -> str:
-    """Return the key prefix of a node's output."""
-    own = "" if node.is_main else f"node-{node.node_index}/"
-    return f"{run_prefix(node.run, 'results')}output/{own}"
-
-
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     """Upload this node's output; return the exit code. Writes failures to ``results-failure``."""
     set_up_logging()
     scratch = Path(env[ENV_SCRATCH])
     workspace = Workspace.of_launch(argv, scratch)
-    target = workspace.bucket.at(results_prefix(workspace.node))
-    folder = workspace.folders.output
+    node, folder = workspace.node, workspace.folders.output
+    own = "" if node.is_main else f"node-{node.node_index}/"
+    target = workspace.bucket.at(f"{run_prefix(node.run, 'results')}output/{own}")
+
+    def put(path: Path) -> None:
+        key = path.relative_to(folder).as_posix()
+        target.put_file(key, path, on_bytes=lambda _: (scratch / RESULTS_MOVED_FILE).touch())
+
     try:
-        count = upload(folder, target, lambda: (scratch / RESULTS_MOVED_FILE).touch())
+        files = files_below(folder)
+        count = sum(1 for _ in in_threads(put, files, at_once=_AT_ONCE, name="results"))
     except (StorageError, OSError) as error:
         reason = f"the program's output could not be uploaded to {target.uri}: {describe(error)}"
         write_whole(scratch / RESULTS_FAILURE_FILE, reason.encode())
         return ExitCode.HOST
     log.info("program: uploaded %s to %s", counted(count, "output file"), target.uri)
     return ExitCode.OK
-
-
-def upload(folder: Path, target: Objects, on_progress: Callable[[], None]) -> int:
-    """Upload every file; return the number of files."""
-
-    def put(path: Path) -> None:
-        key = path.relative_to(folder).as_posix()
-        target.put_file(key, path, on_bytes=lambda _: on_progress())
-
-    return sum(1 for _ in in_threads(put, files_below(folder), at_once=_AT_ONCE, name="results"))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,17 @@ def no_space(folder: Path, what: str, needed: int | None = None) -> NotPrepared:
         f"{usage.total / _GIB:.1f} GiB at {folder} is free; give the nodes a larger volume "
         "(context key root_volume_gib), or store less data on each node",
     )
+
+
+@contextmanager
+def full_disk_refused(folder: Path, what: str) -> Iterator[None]:
+    """Raise ``NotPrepared`` instead of the ``OSError`` of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            raise no_space(folder, what) from None
+        raise
 
 
 def refuse_if_full(folder: Path, what: str, needed: int) -> None:

@@ -1,4 +1,4 @@
-"""Program bundles, as uploaded by `submit`."""
+"""Program bundles, as uploaded by `submit`, and the workspace of a node that unpacks them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,30 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.training.s3_server import s3_client
+from training.core.arguments import parse
+from training.core.contract import NodeContract
+from training.program.settings import ProgramFolders, ProgramSettings, Workspace
+from training.storage import LocalObjects
 from trainium_catalogue.contract import bundle_key
 
 SAMPLE = Path(__file__).resolve().parents[2] / "programs" / "sample" / "train.py"
+
+FLAGS = (f"--code={'0' * 64}", "--script=train.py")
+
+
+def workspace(folder: Path, node: NodeContract, *flags: str) -> Workspace:
+    """Return a program's workspace on a node; its bucket and other storage are in ``folder``."""
+    settings = ProgramSettings.from_request(parse(["program", *flags]))
+    scratch = folder / f"scratch-{node.node_index}"
+    scratch.mkdir(exist_ok=True)
+    return Workspace(
+        node=node,
+        settings=settings,
+        folders=ProgramFolders.of(scratch, settings, node),
+        bucket=LocalObjects(folder / "build"),
+        open=lambda uri: LocalObjects(folder / uri.removeprefix("s3://")),
+        report=lambda step: None,
+    )
 
 
 def bundle(files: Mapping[str, str | bytes]) -> bytes:

@@ -6,65 +6,42 @@ import gzip
 import hashlib
 import io
 import tarfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.training.nodes import CPU_NODE
-from tests.training.program.bundles import bundle, leave
+from tests.training.program.bundles import bundle, leave, workspace
 from training.core.arguments import ArgumentError, parse
 from training.program import downloads
 from training.program.preparation import judged
-from training.program.settings import (
-    NotPrepared,
-    ProgramFolders,
-    ProgramSettings,
-    Workspace,
-    no_space,
-)
-from training.storage import LocalObjects
+from training.program.settings import NotPrepared, Workspace, no_space
 from training.workloads import refuse_unfit
 from trainium_catalogue.exit_codes import ExitCode
 
-
-def workspace(folder: Path, digest: str, *, script: str = "train.py") -> Workspace:
-    request = parse(["program", f"--code={digest}", f"--script={script}"])
-    settings = ProgramSettings.from_request(request)
-    node = replace(CPU_NODE, run="test-run")
-    scratch = folder / "scratch"
-    scratch.mkdir()
-    return Workspace(
-        node=node,
-        settings=settings,
-        folders=ProgramFolders.of(scratch, settings, node),
-        bucket=LocalObjects(folder / "build"),
-        open=lambda uri: LocalObjects(Path(uri)),
-        report=lambda step: None,
-    )
+NODE = replace(CPU_NODE, run="test-run")
 
 
-def refusal(folder: Path, data: bytes, *, script: str = "train.py") -> str:
-    place = workspace(folder, leave(folder, data), script=script)
+def place_of(folder: Path, digest: str, script: str = "train.py") -> Workspace:
+    return workspace(folder, NODE, f"--code={digest}", f"--script={script}")
+
+
+def refusal(folder: Path, data: bytes, script: str = "train.py") -> str:
     with pytest.raises(NotPrepared) as refused:
-        downloads.unpack_bundle(place)
+        downloads.unpack_bundle(place_of(folder, leave(folder, data), script))
     assert refused.value.code is ExitCode.CONFIGURATION
     return refused.value.reason
 
 
-def archive(add: Callable[[tarfile.TarFile], None]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        add(tar)
-    return buffer.getvalue()
-
-
 def member(name: str, **attributes: object) -> bytes:
-    info = tarfile.TarInfo(name)
+    """Return an archive of one empty member with these attributes."""
+    buffer, info = io.BytesIO(), tarfile.TarInfo(name)
     for key, value in attributes.items():
         setattr(info, key, value)
-    return archive(lambda tar: tar.addfile(info, io.BytesIO(b"")))
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        tar.addfile(info, io.BytesIO(b""))
+    return buffer.getvalue()
 
 
 def with_another_checksum(data: bytes) -> bytes:
@@ -74,34 +51,26 @@ def with_another_checksum(data: bytes) -> bytes:
 
 
 def test_files_keep_their_content_and_mode(tmp_path: Path) -> None:
-    place = workspace(tmp_path, leave(tmp_path, bundle({"train.py": "1", "a/b c.sh": b"\x00"})))
+    place = place_of(tmp_path, leave(tmp_path, bundle({"train.py": "1", "a/b c.sh": b"\x00"})))
 
     downloads.unpack_bundle(place)
 
     assert (place.folders.code / "train.py").read_text() == "1"
     assert (place.folders.code / "a/b c.sh").read_bytes() == b"\x00"
-    assert not list(tmp_path.glob("scratch/*.gz"))
+    assert not list(tmp_path.glob("scratch-0/*.gz"))
 
 
 @pytest.mark.parametrize(
     ("data", "text"),
     [
         (member("../outside"), "leads out of its folder"),
-        (member("/etc/absolute"), "absolute path"),
-        (member("a", type=tarfile.SYMTYPE, linkname="../../outside"), "is not a regular file"),
         (member("a", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "is not a regular file"),
-        (member("a", type=tarfile.LNKTYPE, linkname="../../outside"), "is not a regular file"),
-        (member("a", type=tarfile.CHRTYPE), "is not a regular file"),
         (b"not an archive", "cannot be unpacked"),
         (bundle({"train.py": "1" * 100_000})[:60], "cannot be unpacked"),
-        (gzip.compress(b"no tar"), "cannot be unpacked"),
         (with_another_checksum(bundle({"train.py": "1"})), "cannot be unpacked"),
     ],
     # Archives contain their creation time, and every pytest worker creates its own.
-    ids=[
-        *("outside", "absolute", "link-outside", "link-absolute", "hard-link", "device"),
-        *("no-archive", "cut-short", "no-tar", "checksum"),
-    ],
+    ids=["outside", "link", "no-archive", "cut-short", "checksum"],
 )
 def test_an_unsafe_archive_is_refused(data: bytes, text: str, tmp_path: Path) -> None:
     reason = refusal(tmp_path, data)
@@ -117,18 +86,18 @@ def test_a_bundle_with_a_different_hash_is_refused(tmp_path: Path) -> None:
     path.write_bytes(bundle({"train.py": "2"}))
 
     with pytest.raises(NotPrepared, match="differ from those that were submitted") as refused:
-        downloads.unpack_bundle(workspace(tmp_path, digest))
+        downloads.unpack_bundle(place_of(tmp_path, digest))
 
     assert hashlib.sha256(path.read_bytes()).hexdigest() in refused.value.reason
 
 
 def test_a_missing_bundle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotPrepared, match=r"the program's files are missing: there is no .*gz; "):
-        downloads.unpack_bundle(workspace(tmp_path, "0" * 64))
+        downloads.unpack_bundle(place_of(tmp_path, "0" * 64))
 
 
 def test_a_script_that_is_not_in_the_bundle_is_refused(tmp_path: Path) -> None:
-    reason = refusal(tmp_path, bundle({"train.py": "1"}), script="other.py")
+    reason = refusal(tmp_path, bundle({"train.py": "1"}), "other.py")
 
     assert reason.startswith("--script other.py: the bundle has no such file")
 
@@ -141,6 +110,11 @@ def test_a_script_that_is_not_in_the_bundle_is_refused(tmp_path: Path) -> None:
         (["--script=a.py", "--progress-pattern=("], "not a regular expression"),
         (["--script=a.py", r"--progress-pattern=(\d+)"], "has no group for the step"),
         (["--script=../a.py"], "a path below the program's folder"),
+        (["--script=a.py", "--env=RANK=1"], "--env RANK: torchrun sets it"),
+        (
+            ["--script=a.py", "--resume-arguments=--from 'out"],
+            "--resume-arguments --from 'out: no closing quotation",
+        ),
     ],
 )
 def test_parameters_that_do_not_fit_are_refused(words: list[str], text: str) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.support.limits import scaled
 from tests.training.checkpoint.documents import assert_valid
 from training.program.output import LossCurve, Recorder
 from training.program.reports import LOSSES_FILE
@@ -29,26 +26,18 @@ def drawn(folder: Path, *losses: tuple[int | None, float]) -> list[tuple[int, fl
     return points(folder)
 
 
-def test_output_yields_a_loss_curve(tmp_path: Path) -> None:
-    data = b"iter 10: loss 2.5, time 3ms\nsaved\niter 20: loss nan\niter 30: loss 2.25\n"
-    command = [sys.executable, "-m", "training.program.output", str(tmp_path)]
-
-    subprocess.run(command, input=data, check=True, capture_output=True, timeout=scaled(20))
-
-    assert points(tmp_path) == [(10, 2.5), (30, 2.25)]
-
-
 def test_the_end_of_a_silent_program_is_also_in_the_curve(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, "")
     recorder.line(b"iter 1: loss 2.5", 0.0)
     recorder.write(0.0)
-    recorder.line(b"iter 2: loss 2.25", 1.0)
+    recorder.line(b"iter 2: loss nan", 0.5)
+    recorder.line(b"iter 3: loss 2.25", 1.0)
     recorder.write(1.0)
     assert points(tmp_path) == [(1, 2.5)]
 
     recorder.write(1.1, force=True)
 
-    assert points(tmp_path) == [(1, 2.5), (2, 2.25)]
+    assert points(tmp_path) == [(1, 2.5), (3, 2.25)]
 
 
 def test_the_last_of_several_losses_of_a_step_counts(tmp_path: Path) -> None:

@@ -75,7 +75,6 @@ def test_the_error_of_one_rank_ends_all_nodes_with_its_reason_and_its_own_traceb
             marks=pytest.mark.full,
         ),
         ("os._exit(3)", 1, "rank 1 ended with exit code 3, without an exception"),
-        ("os.abort()", 75, "rank 1 was killed by SIGABRT"),
         (CRASH_AT_EXIT, 75, "rank 1 was killed by SIGSEGV"),
     ],
 )
@@ -102,19 +101,6 @@ def test_exiting_with_0_is_success_however_long_one_rank_keeps_working(
     assert cluster.end(within_s=scaled(40)) == {0: 0, 1: 0}, cluster.all_logs()
 
 
-# test_a_node_that_exits_at_once_is_the_cause_of_a_broken_connection is similar, and quicker.
-@pytest.mark.full
-def test_a_node_that_exits_at_once_is_named_while_others_wait_for_it(cluster: Cluster) -> None:
-    start(
-        cluster, "pass", "print('waits', flush=True); time.sleep(600)", flags=("--hang-limit-s=8",)
-    )
-
-    assert cluster.end(within_s=scaled(30)) == {0: 1, 1: 1}, cluster.all_logs()
-    last = cluster.log(0).splitlines()[-1]
-    assert "node 1 exited with 0 after " in last
-    assert " s, without a line of output, while the others were still working" in last
-
-
 # test_hangs has the same without processes.
 @pytest.mark.full
 def test_a_node_that_exits_at_once_is_the_cause_of_a_broken_connection(cluster: Cluster) -> None:
@@ -128,11 +114,15 @@ def test_a_node_that_exits_at_once_is_the_cause_of_a_broken_connection(cluster: 
 def test_a_silent_program_hangs_and_the_message_names_what_counts_as_progress(
     lone_node: Cluster,
 ) -> None:
-    start(lone_node, "time.sleep(600)", "time.sleep(600)", flags=("--hang-limit-s=6",))
+    # A member of a process group counts as connected, so nothing else is suspected. Importing torch
+    # takes seconds on a busy machine.
+    joins = "import torch.distributed as dist; dist.init_process_group('gloo'); time.sleep(600)"
+    start(lone_node, joins, joins, flags=("--hang-limit-s=20",), processes_per_node=2)
 
-    assert lone_node.end(within_s=scaled(30)) == {0: 75}, lone_node.all_logs()
+    assert lone_node.end(within_s=scaled(60)) == {0: 75}, lone_node.all_logs()
     last = lone_node.log(0).splitlines()[-1]
-    assert "the program hangs: for 6 s (--hang-limit-s) no node printed anything" in last
+    assert "the program hangs: for 20 s (--hang-limit-s) no node printed anything" in last
+    assert "node 0 has printed nothing; if the program is silent for longer, raise" in last
     assert "TRAINIUM_PROGRESS_FILE" in last
 
 
@@ -166,39 +156,17 @@ def test_a_program_that_ignores_sigterm_is_killed_after_the_grace(lone_node: Clu
     assert "the program is still running 2 s after SIGTERM, so it is killed" in lone_node.log(0)
 
 
-def test_a_program_may_handle_sigterm_itself(lone_node: Cluster) -> None:
-    handle = (
-        "signal.signal(signal.SIGTERM, lambda *_: (print('saves', flush=True), time.sleep(1), "
-        "print('SAVED'.lower(), flush=True), sys.exit(0))); work()"
-    )
-    start(lone_node, handle, handle)
-    lone_node.wait_for("still works", node=0)
-
-    os.kill(lone_node.launcher(0), signal.SIGTERM)
-
-    assert lone_node.end(within_s=scaled(20)) == {0: 143}, lone_node.all_logs()
-    assert "saved" in lone_node.log(0)
-
-
 # Without processes: tests/training/launcher/test_verdict.py.
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("number", "ending"),
-    [
-        (signal.SIGKILL, "os._exit(1)"),
-        # The launcher is killed too, by its guardian.
-        pytest.param(signal.SIGSTOP, "sys.exit(1)", marks=pytest.mark.full),
-    ],
-)
 def test_a_survivor_that_swallows_the_broken_connection_does_not_end_the_run(
-    cluster: Cluster, number: signal.Signals, ending: str
+    cluster: Cluster,
 ) -> None:
     lost = cluster.folder / "lost"
     wait = f"while not os.path.exists({str(lost)!r}): time.sleep(0.05)"
-    start(cluster, "work()", f"{wait}\n{ending}")
+    start(cluster, "work()", f"{wait}\nos._exit(1)")
     cluster.wait_for("still works", node=1)
 
-    os.kill(cluster.launcher(1), number)
+    os.kill(cluster.launcher(1), signal.SIGKILL)
     lost.touch()
 
     assert cluster.end(within_s=scaled(30)) == {0: 75, 1: 137}, cluster.all_logs()
@@ -220,29 +188,6 @@ def test_a_stop_does_not_wait_for_the_files_of_a_lost_node(cluster: Cluster) -> 
     assert ended[0] in (75, 143)  # whichever reached the launcher first
 
 
-# Like a silent program, above; launcher/test_failure_model freezes another workload's worker.
-@pytest.mark.full
-def test_a_frozen_worker_is_detected_by_the_silence_of_all_ranks(cluster: Cluster) -> None:
-    pipe = cluster.folder / "pipe"
-    os.mkfifo(pipe)
-    sends = f"""
-with open({str(pipe)!r}, "w", buffering=1) as other:
-    while True:
-        print("step", file=other)
-        print("sends", flush=True)
-        time.sleep(0.1)
-"""
-    receives = f"[print('RECEIVED'.lower(), flush=True) for step in open({str(pipe)!r})]"
-    # Rank 0 is silent until the other has started, which takes seconds on a busy machine.
-    start(cluster, sends, receives, flags=("--hang-limit-s=20",))
-    cluster.wait_for("received", node=0, within_s=scaled(30))
-
-    os.kill(cluster.worker(1), signal.SIGSTOP)
-
-    assert cluster.end(within_s=scaled(20)) == {0: 75, 1: 75}, cluster.all_logs()
-    assert "the program hangs" in cluster.log(0).splitlines()[-1]
-
-
 def test_a_program_is_not_blamed_for_output_without_a_reader(lone_node: Cluster) -> None:
     start(lone_node, "work()")
     lone_node.wait_for("still works", node=0)
@@ -257,17 +202,3 @@ def test_a_program_is_not_blamed_for_output_without_a_reader(lone_node: Cluster)
     assert lone_node.end(within_s=scaled(30)) == {0: 75}, lone_node.all_logs()
     last = lone_node.log(0).splitlines()[-1]
     assert "node 0: the process that forwards the program's output was killed by signal 9" in last
-
-
-# The same for a trainer: tests/training/launcher/test_failure_model.py.
-@pytest.mark.full
-def test_a_killed_torchrun_ends_a_program_for_a_retry(lone_node: Cluster) -> None:
-    start(lone_node, "work()")
-    lone_node.wait_for("still works", node=0)
-    stat = Path(f"/proc/{lone_node.worker(0)}/stat").read_text()
-    agent = int(stat.rpartition(")")[2].split()[1])
-
-    os.kill(agent, signal.SIGKILL)
-
-    assert lone_node.end(within_s=scaled(20)) == {0: 75}, lone_node.all_logs()
-    assert "node 0: torchrun was killed by signal 9" in lone_node.log(0).splitlines()[-1]

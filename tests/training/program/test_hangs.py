@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.nodes import CPU_NODE, node_on
-from training.core.contract import DeviceKind
+from training.core.contract import DeviceKind, NodeContract
 from training.core.progress import ENV_SCRATCH, MAX_COMPILE_S
 from training.launcher.evidence import CompileCacheWatch, ProgramLiveness
 from training.launcher.hangs import DEPARTURE_LIMIT_S, ProgramObserver
@@ -27,13 +27,15 @@ SILENT = Departure(after_s=2.0, lines=0)
 BROKEN = Verdict(code=ExitCode.HOST, reason="rank 0: gone", symptom=True)
 
 
-def watch(*left: tuple[int, Departure], prepared: int = 2) -> ProgramObserver:
+def watch(
+    *left: tuple[int, Departure], prepared: int = 2, node: NodeContract = CPU_NODE
+) -> ProgramObserver:
     """A two-node job without progress since second 0."""
-    job = ProgramObserver(replace(CPU_NODE, num_nodes=2), hang_limit_s=HANG_S, now_s=0.0)
-    for node in range(prepared):
-        job.note(node, {"type": "prepared"}, 0.0)
-    for node, how in left:
-        job.note(node, {"type": "left", **asdict(how)}, 0.0)
+    job = ProgramObserver(replace(node, num_nodes=2), hang_limit_s=HANG_S, now_s=0.0)
+    for index in range(prepared):
+        job.note(index, {"type": "prepared"}, 0.0)
+    for index, how in left:
+        job.note(index, {"type": "left", **asdict(how)}, 0.0)
     return job
 
 
@@ -99,28 +101,23 @@ def test_a_lost_node_stays_a_lost_node() -> None:
     assert watch((1, Departure(after_s=2.0, lines=5))).explained(lost).code is ExitCode.HOST
 
 
-def test_a_compilation_has_the_compilation_timeout() -> None:
-    job = watch((1, SILENT))
-    job.note(0, moved(compiling=True), 0.0)
-
-    assert job.verdict(float(MAX_COMPILE_S)) is None
-    hang = job.verdict(MAX_COMPILE_S + 1.0)
-    assert hang is not None
-    assert hang.code is ExitCode.HOST
-    assert "on node 0 a compilation is in progress (a *.lock file" in hang.reason
-    assert "for 14400 s" in hang.reason
-
-
-def test_torchneurons_compilation_has_the_same_timeout_and_names_its_sign() -> None:
-    node = node_on("trn2.48xlarge", num_nodes=2, release="2.33.1")
-    job = ProgramObserver(node, hang_limit_s=HANG_S, now_s=0.0)
+@pytest.mark.parametrize(
+    ("node", "sign"),
+    [
+        (CPU_NODE, "a *.lock file"),
+        (node_on("trn2.48xlarge", release="2.33.1"), "a process of neuronx-cc"),
+    ],
+)
+def test_a_compilation_has_the_compilation_timeout(node: NodeContract, sign: str) -> None:
+    job = watch((0, SILENT), node=node)
     job.note(1, moved(compiling=True), 0.0)
 
     assert job.verdict(float(MAX_COMPILE_S)) is None
     hang = job.verdict(MAX_COMPILE_S + 1.0)
     assert hang is not None
-    assert "on node 1 a compilation is in progress (a process of neuronx-cc)" in hang.reason
-    assert "lock" not in hang.reason
+    assert hang.code is ExitCode.HOST
+    assert f"on node 1 a compilation is in progress ({sign}" in hang.reason
+    assert "for 14400 s" in hang.reason
 
 
 def test_after_a_compilation_the_hang_limit_counts_again() -> None:

@@ -10,34 +10,22 @@ from typing import Any, BinaryIO
 import pytest
 
 from tests.training.nodes import CPU_NODE
-from training.core.arguments import parse
+from tests.training.program.bundles import FLAGS, workspace
 from training.program.downloads import stage_inputs
-from training.program.settings import NotPrepared, ProgramFolders, ProgramSettings, Workspace
-from training.storage import LocalObjects, ObjectInfo
+from training.program.settings import NotPrepared, Workspace
+from training.storage import ObjectInfo
 from trainium_catalogue.exit_codes import ExitCode
 
 OTHER = "s3://other/some/prefix"
 
 
-def workspace(folder: Path, *words: str, lustre: bool = False, node: int = 0) -> Workspace:
-    digest = "0" * 64
-    request = parse(["program", f"--code={digest}", "--script=a.py", *words])
-    settings = ProgramSettings.from_request(request)
+def place_of(folder: Path, *words: str, lustre: bool = False, node: int = 0) -> Workspace:
     mount = folder / "lustre"
     mount.mkdir(exist_ok=True)
     contract = replace(
         CPU_NODE, num_nodes=2, node_index=node, lustre=str(mount) if lustre else None
     )
-    scratch = folder / f"scratch-{node}"
-    scratch.mkdir(exist_ok=True)
-    return Workspace(
-        node=contract,
-        settings=settings,
-        folders=ProgramFolders.of(scratch, settings, contract),
-        bucket=LocalObjects(folder / "bucket"),
-        open=lambda uri: LocalObjects(folder / uri.removeprefix("s3://")),
-        report=lambda step: None,
-    )
+    return workspace(folder, contract, *FLAGS, *words)
 
 
 def put(folder: Path, key: str, text: str) -> None:
@@ -46,10 +34,10 @@ def put(folder: Path, key: str, text: str) -> None:
 
 
 def test_a_dataset_and_a_prefix_become_folders(tmp_path: Path) -> None:
-    put(tmp_path / "bucket/datasets/wiki", "a/b.txt", "1")
-    put(tmp_path / "bucket/datasets/wiki-2", "c.txt", "2")
+    put(tmp_path / "build/datasets/wiki", "a/b.txt", "1")
+    put(tmp_path / "build/datasets/wiki-2", "c.txt", "2")
     put(tmp_path / "other/some/prefix", "d.bin", "3")
-    place = workspace(tmp_path, "--dataset=wiki", f"--input={OTHER}")
+    place = place_of(tmp_path, "--dataset=wiki", f"--input={OTHER}")
 
     stage_inputs(place)
 
@@ -61,17 +49,17 @@ def test_a_dataset_and_a_prefix_become_folders(tmp_path: Path) -> None:
 
 
 def test_on_lustre_the_main_node_copies_changes_for_all(tmp_path: Path) -> None:
-    put(tmp_path / "bucket/datasets/wiki", "a.txt", "1")
-    put(tmp_path / "bucket/datasets/wiki", "b.txt", "1")
-    child = workspace(tmp_path, "--dataset=wiki", lustre=True, node=1)
-    main = workspace(tmp_path, "--dataset=wiki", lustre=True)
+    put(tmp_path / "build/datasets/wiki", "a.txt", "1")
+    put(tmp_path / "build/datasets/wiki", "b.txt", "1")
+    child = place_of(tmp_path, "--dataset=wiki", lustre=True, node=1)
+    main = place_of(tmp_path, "--dataset=wiki", lustre=True)
 
     stage_inputs(child)
     assert not child.folders.dataset.exists()
     stage_inputs(main)
     kept = child.folders.dataset / "a.txt"
     before = kept.stat().st_ino
-    put(tmp_path / "bucket/datasets/wiki", "b.txt", "2")
+    put(tmp_path / "build/datasets/wiki", "b.txt", "2")
     stage_inputs(main)
 
     assert kept.stat().st_ino == before
@@ -81,7 +69,7 @@ def test_on_lustre_the_main_node_copies_changes_for_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [["--dataset=none"], [f"--input={OTHER}"]])
 def test_missing_inputs_are_refused(words: list[str], tmp_path: Path) -> None:
     with pytest.raises(NotPrepared) as refused:
-        stage_inputs(workspace(tmp_path, *words))
+        stage_inputs(place_of(tmp_path, *words))
 
     assert refused.value.code is ExitCode.CONFIGURATION
     assert f"{words[0].replace('=', ' ')}: there are no objects at " in refused.value.reason
@@ -103,29 +91,20 @@ class Keys:
         file.write(b"x")
 
 
-def holding(folder: Path, *keys: str) -> Workspace:
-    objects: Any = Keys(*keys)
-    return replace(workspace(folder, f"--input={OTHER}"), open=lambda uri: objects)
-
-
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        (("/etc/passwd",), "is an absolute path"),
         (("a", "../../x"), "leads out of its folder"),
-        (("a//b",), "has an empty component"),
-        (("x" * 300,), "is too long"),
         # Several objects are copied at once, so either of these is the second.
         (("a/b", "a"), " already exists"),
-        (("a", "a/b"), " already exists"),
-        ((".trainium-staged.json",), "is a reserved name"),
         ((".trainium-staged.json/x",), "is a reserved name"),
     ],
 )
 def test_keys_that_cannot_be_files_below_a_folder_are_refused(
     tmp_path: Path, keys: tuple[str, ...], reason: str
 ) -> None:
-    place = holding(tmp_path, *keys)
+    objects: Any = Keys(*keys)
+    place = replace(place_of(tmp_path, f"--input={OTHER}"), open=lambda uri: objects)
 
     with pytest.raises(NotPrepared) as refused:
         stage_inputs(place)
@@ -133,15 +112,3 @@ def test_keys_that_cannot_be_files_below_a_folder_are_refused(
     assert refused.value.code is ExitCode.CONFIGURATION
     assert reason in refused.value.reason
     assert "; rename it" in refused.value.reason
-
-
-def test_nothing_is_copied_through_a_link(tmp_path: Path) -> None:
-    place = holding(tmp_path, "a/b")
-    (tmp_path / "outside").mkdir()
-    place.folders.input.mkdir(parents=True)
-    (place.folders.input / "a").symlink_to(tmp_path / "outside")
-
-    with pytest.raises(NotPrepared, match="symbolic link"):
-        stage_inputs(place)
-
-    assert not list((tmp_path / "outside").iterdir())

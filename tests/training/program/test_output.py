@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.limits import scaled
-from training.program.output import OutputProgress, ProgressBarFilter
+from training.program.output import OutputProgress, ProgressBarFilter, Recorder
 from training.program.reports import OutputReport
 
 
@@ -31,27 +30,17 @@ def test_lines_are_forwarded_byte_for_byte(tmp_path: Path) -> None:
     shown, noted = passed_on(tmp_path, data)
 
     assert shown == data
-    assert (noted.lines, noted.last_line) == (4, "no end")
+    assert (noted.lines, noted.last_line, noted.bytes) == (4, "no end", len(data))
 
 
 def test_dots_without_a_line_are_counted(tmp_path: Path) -> None:
     """As printed by neuronx-cc while it compiles."""
-    program = subprocess.Popen(
-        [sys.executable, "-m", "training.program.output", str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert program.stdin is not None
-    try:
-        program.stdin.write(b"...")
-        program.stdin.flush()
-        deadline = time.monotonic() + scaled(20)
-        while OutputReport.read(tmp_path).bytes != 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert OutputReport.read(tmp_path).lines == 0
-    finally:
-        program.communicate(timeout=scaled(20))
+    recorder = Recorder(tmp_path, "")
+    recorder.count_bytes(3)
+    recorder.write(0.0)
+
+    noted = OutputReport.read(tmp_path)
+    assert (noted.bytes, noted.lines) == (3, 0)
 
 
 def test_a_progress_bar_logs_its_last_state() -> None:
@@ -85,25 +74,30 @@ def test_a_partial_line_is_not_held_back() -> None:
     assert written == b"loading ... done\n"
 
 
-HUGGING_FACE = [
-    "{'loss': 2.7081, 'grad_norm': 1.25, 'learning_rate': 4.5e-05, 'epoch': 0.1}",
-    " 10%|#         | 10/100 [00:01<00:10,  9.50it/s]",
-]
-LIGHTNING = ["Epoch 0:  25%|##5       | 50/200 [00:05<00:15,  9.9it/s, v_num=3, train_loss=1.230]"]
-NANOGPT = ["iter 250: loss 2.4567, time 130.21ms, mfu 3.14%"]
-NANOGPT_EVALUATES = ["step 500: train loss 2.1000, val loss 2.2000"]
-MEGATRON = [" iteration      120/  500 | consumed samples: 960 | lm loss: 6.5E-01 | grad norm: 1.0"]
-
-
 @pytest.mark.parametrize(
     ("lines", "step", "loss"),
     [
-        (HUGGING_FACE, 10, 2.7081),
-        (LIGHTNING, 50, 1.23),
-        (NANOGPT, 250, 2.4567),
-        (NANOGPT_EVALUATES, 500, 2.1),
-        (MEGATRON, 120, 0.65),
-        (["epoch 3: loss 0.125"], 3, 0.125),
+        pytest.param(
+            [
+                "{'loss': 2.7081, 'grad_norm': 1.25, 'learning_rate': 4.5e-05, 'epoch': 0.1}",
+                " 10%|#         | 10/100 [00:01<00:10,  9.50it/s]",
+            ],
+            *(10, 2.7081),
+            id="hugging-face",
+        ),
+        pytest.param(
+            ["Epoch 0:  25%|##5       | 50/200 [00:05<00:15,  9.9it/s, v_num=3, train_loss=1.230]"],
+            *(50, 1.23),
+            id="lightning",
+        ),
+        (["iter 250: loss 2.4567, time 130.21ms, mfu 3.14%"], 250, 2.4567),
+        (["step 500: train loss 2.1000, val loss 2.2000"], 500, 2.1),
+        # Megatron's.
+        (
+            [" iteration      120/  500 | samples: 960 | lm loss: 6.5E-01 | grad norm: 1.0"],
+            120,
+            0.65,
+        ),
         (["Loading 7 shards", "nothing to see"], None, None),
     ],
 )

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tests.training.conftest import Cluster
 
 HANG_S = 1800.0
-LIMIT = "--hang-limit-s=8"
-TWO_RANKS = {"TRAINIUM_PROCESSES_PER_NODE": "2"}
 SPAWNS = """
 import os
 import torch.distributed as dist, torch.multiprocessing as mp
@@ -41,13 +39,6 @@ if __name__ == "__main__":
 LAUNCHES = """
 import subprocess
 subprocess.run(["accelerate", "launch", "--cpu", "--num_processes=2", "inner.py"], check=True)
-"""
-INNER = "import torch.distributed as dist; dist.init_process_group('gloo')"
-ASSIGNS = """
-import os
-import torch.distributed as dist
-os.environ["MASTER_PORT"] = "12355"
-dist.init_process_group("gloo")
 """
 
 
@@ -67,8 +58,13 @@ dist.init_process_group("gloo")
 def test_a_program_waiting_for_its_own_processes_ends_with_the_reason_and_is_not_retried(
     lone_node: Cluster, script: str, expected: str
 ) -> None:
-    flags = program(lone_node.folder, ("inner.py", INNER), script=script)
-    lone_node.start(*flags, LIMIT, workload="program", extra=TWO_RANKS)
+    inner = "import torch.distributed as dist; dist.init_process_group('gloo')"
+    flags = program(lone_node.folder, ("inner.py", inner), script=script)
+    lone_node.start(
+        *(*flags, "--hang-limit-s=8"),
+        workload="program",
+        extra={"TRAINIUM_PROCESSES_PER_NODE": "2"},
+    )
 
     assert lone_node.end(within_s=scaled(60)) == {0: ExitCode.WORKLOAD}, lone_node.all_logs()
     last = lone_node.log(0).splitlines()[-1]
@@ -79,32 +75,6 @@ def test_a_program_waiting_for_its_own_processes_ends_with_the_reason_and_is_not
     log = lone_node.log(0)
     assert "launch: program: stack of rank 0" in log
     assert 'train.py", line ' in log[log.index("stack of rank 0") :]
-
-
-# The next test covers the opposite result of the same check, and a later one the message without
-# processes.
-@pytest.mark.full
-def test_a_custom_address_is_suspected_where_no_rank_is_connected_and_is_retried(
-    lone_node: Cluster,
-) -> None:
-    flags = program(lone_node.folder, script=ASSIGNS)
-    lone_node.start(*flags, LIMIT, workload="program", extra=TWO_RANKS)
-
-    assert lone_node.end(within_s=scaled(60)) == {0: ExitCode.HOST}, lone_node.all_logs()
-    last = lone_node.log(0).splitlines()[-1]
-    assert "node 0 has printed nothing, no rank there is connected to another" in last
-    assert "if it assigns MASTER_ADDR or MASTER_PORT" in last
-    assert "in init_process_group" in lone_node.log(0)
-
-
-def test_members_of_a_process_group_are_detected_as_connected(lone_node: Cluster) -> None:
-    script = f"{INNER}; import time; time.sleep(600)"
-    flags = program(lone_node.folder, script=script)
-    lone_node.start(*flags, LIMIT, workload="program", extra=TWO_RANKS)
-
-    assert lone_node.end(within_s=scaled(60)) == {0: ExitCode.HOST}, lone_node.all_logs()
-    last = lone_node.log(0).splitlines()[-1]
-    assert "node 0 has printed nothing; if the program is silent for longer, raise" in last
 
 
 def evidence(**changes: object) -> Evidence:

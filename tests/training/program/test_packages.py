@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import pytest
+
 from training.program.wheels.packages import (
-    Package,
     broken_by,
     constraints,
     installed,
@@ -21,8 +23,9 @@ def install(folder: Path, name: str, version: str, *requires: str) -> None:
     (info / "METADATA").write_text("".join(lines))
 
 
-def image(folder: Path) -> dict[str, Package]:
-    return installed([str(folder)])
+@pytest.fixture(autouse=True)
+def _only_this_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
 
 
 def test_their_dependencies_may_be_replaced_within_their_limits(tmp_path: Path) -> None:
@@ -30,7 +33,7 @@ def test_their_dependencies_may_be_replaced_within_their_limits(tmp_path: Path) 
     install(tmp_path, "numpy", "1.26.4")
     install(tmp_path, "fsspec", "2024.6.1")
     install(tmp_path, "extra-thing", "2.0")
-    found = constraints(image(tmp_path))
+    found = constraints(installed())
     assert [item.line for item in found] == ["numpy==1.26.4", "torch==2.9.0", "fsspec>=0.8.5"]
     assert found[2].reason == "the image's torch 2.9.0 needs fsspec>=0.8.5"
 
@@ -38,13 +41,13 @@ def test_their_dependencies_may_be_replaced_within_their_limits(tmp_path: Path) 
 def test_a_limit_violated_by_the_image_itself_is_ignored(tmp_path: Path) -> None:
     install(tmp_path, "neuronx-cc", "2.22", "networkx<=2.6.3")
     install(tmp_path, "networkx", "3.1")
-    assert [item.line for item in constraints(image(tmp_path))] == ["neuronx-cc==2.22"]
+    assert [item.line for item in constraints(installed())] == ["neuronx-cc==2.22"]
 
 
 def test_a_package_that_loses_a_dependency_is_named_unless_also_replaced(tmp_path: Path) -> None:
     install(tmp_path, "transformers", "4.56.2", "tokenizers>=0.22")
     install(tmp_path, "tokenizers", "0.22.2")
-    there = image(tmp_path)
+    there = installed()
     assert broken_by(there, {"tokenizers": "0.19.1"}) == [
         "the image's transformers 4.56.2 needs tokenizers>=0.22, but gets tokenizers 0.19.1"
     ]
@@ -56,4 +59,4 @@ def test_leftovers_of_packages_do_not_count(tmp_path: Path) -> None:
     (tmp_path / "gone-1.0.dist-info").mkdir()
     install(tmp_path, "old", "1.0-build-of-a-tuesday")
     install(tmp_path, "odd", "1.0", "not a requirement !!")
-    assert [str(item) for item in image(tmp_path).values()] == ["odd 1.0"]
+    assert [str(item) for item in installed().values()] == ["odd 1.0"]

@@ -68,7 +68,6 @@ def end_of(action: str, folder: Path) -> End:
             "sys.exit(4) while handling ValueError: bad data",
             True,
         ),
-        ("raise ConnectionResetError('gone')", 75, "ConnectionResetError: gone", False),
     ],
 )
 def test_a_rank_reports_why_it_exits(
@@ -93,6 +92,5 @@ def test_a_rank_that_ends_with_0_is_done(tmp_path: Path, action: str) -> None:
     assert end_of(action, tmp_path) == End(code=0, done=True, failures=[])
 
 
-@pytest.mark.parametrize(("action", "code"), [("os._exit(0)", 0), ("os._exit(3)", 3)])
-def test_a_rank_that_vanishes_reports_nothing(tmp_path: Path, action: str, code: int) -> None:
-    assert end_of(action, tmp_path) == End(code=code, done=False, failures=[])
+def test_a_rank_that_vanishes_reports_nothing(tmp_path: Path) -> None:
+    assert end_of("os._exit(3)", tmp_path) == End(code=3, done=False, failures=[])

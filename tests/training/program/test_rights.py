@@ -48,14 +48,6 @@ def refused(request: Request) -> Fault | None:
     return None if any(fnmatchcase(key, f"{one}*") for one in granted) else Fault.ACCESS_DENIED
 
 
-def ended(job: Cluster, bucket: dict[str, str], digest: str) -> None:
-    """Run the program to its end; it must succeed with a snapshot."""
-    words = (f"--code={digest}", "--script=train.py", "--snapshot-every-s=1")
-    job.start(*words, workload="program", extra=bucket)
-    assert set(job.end(within_s=scaled(60)).values()) == {0}, job.all_logs()
-    assert "snapshot 1 of" in job.log(0)
-
-
 def test_a_program_is_persisted_and_reported_with_its_roles_permissions(
     cluster: Cluster, bucket: dict[str, str]
 ) -> None:
@@ -63,22 +55,15 @@ def test_a_program_is_persisted_and_reported_with_its_roles_permissions(
     digest = upload(bucket, bundle({"train.py": SCRIPT}))
     with faulty_proxy(direct) as proxy:
         proxy.reset(refused)
-        ended(cluster, bucket | {"AWS_ENDPOINT_URL": proxy.url}, digest)
-
+        cluster.start(
+            *(f"--code={digest}", "--script=train.py", "--snapshot-every-s=1"),
+            workload="program",
+            extra=bucket | {"AWS_ENDPOINT_URL": proxy.url},
+        )
+        assert set(cluster.end(within_s=scaled(60)).values()) == {0}, cluster.all_logs()
+        assert "snapshot 1 of" in cluster.log(0)
         assert [request for _, request in proxy.injected] == []
     key = contract.run_key("test-run", contract.RUN_STATUS)
     found = s3_client(direct).get_object(Bucket=BUCKET, Key=key)
     status = json.loads(found["Body"].read())
     assert status["state"] == "ended" and len(status["snapshots"]) >= 1
-
-
-def test_an_unwritable_status_costs_no_snapshot(lone_node: Cluster, bucket: dict[str, str]) -> None:
-    def without_status(request: Request) -> Fault | None:
-        return Fault.ACCESS_DENIED if contract.RUN_STATUS in request.path else None
-
-    digest = upload(bucket, bundle({"train.py": SCRIPT}))
-    with faulty_proxy(bucket["AWS_ENDPOINT_URL"]) as proxy:
-        proxy.reset(without_status)
-        ended(lone_node, bucket | {"AWS_ENDPOINT_URL": proxy.url}, digest)
-
-        assert proxy.injected

@@ -7,12 +7,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from training.program.snapshots.manifest import (
-    FORMAT,
-    SnapshotEntry,
-    entries_document,
-    read_entries,
-)
+from training.program.snapshots.manifest import SnapshotEntry, entries_document, read_entries
+from trainium_catalogue.documents import as_document
 from trainium_catalogue.typed_json import read_object, typed
 
 
@@ -50,23 +46,10 @@ class NodeListing:
         document = [entries_document(self.entries), self.final, self.missing, self.since]
         return hashlib.sha256(json.dumps(document).encode()).hexdigest()[:32]
 
-    def extend_until(self, until: float) -> NodeListing:
-        """Return the same listing, with a later end."""
-        return replace(self, until=until)
-
     def encode(self) -> bytes:
         """Encode the listing as a JSON document."""
-        document = {
-            "format": FORMAT,
-            "node": self.node,
-            "since": self.since,
-            "until": self.until,
-            "quiet_s": self.quiet_s,
-            "final": self.final,
-            "missing": self.missing,
-            **entries_document(self.entries),
-        }
-        return json.dumps(document).encode()
+        head = as_document(replace(self, entries=()))
+        return json.dumps({**head, **entries_document(self.entries)}).encode()
 
     @staticmethod
     def decode(data: bytes) -> NodeListing:

@@ -216,7 +216,7 @@ class Capture:
         if item.source is None:
             return item
         try:
-            digest = sha256_of(item.source, item.entry.bytes, check)
+            digest = _sha256_of(item.source, item.entry.bytes, check)
         except FileNotFoundError:
             raise FileChanged(item.entry.path) from None
         item.check()
@@ -249,7 +249,7 @@ class Capture:
         shutil.rmtree(self._staging, ignore_errors=True)
 
 
-def sha256_of(path: Path, count: int, check: Callable[[], None] = lambda: None) -> str:
+def _sha256_of(path: Path, count: int, check: Callable[[], None]) -> str:
     """Return the checksum of the first ``count`` bytes of a file."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:

@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from training.program.snapshots.barrier import HISTORY, Digests, NodeListing, common_instant
@@ -35,9 +36,6 @@ from trainium_catalogue.wording import counted
 
 _SKEW_S = 1.0
 """Maximum clock skew between two nodes; on AWS the actual skew is microseconds."""
-_WAIT_LIMIT_S = 60.0
-"""Minimum time without a common instant of all nodes before the wait is logged."""
-
 _MAX_DIGESTS = 128
 """Maximum number of missing contents per document, which must fit into one message."""
 _BETWEEN_SENDING_S = 10.0
@@ -45,24 +43,6 @@ _BETWEEN_SENDING_S = 10.0
 _TIMES: Any = Mapping[str, float]
 
 log = logging.getLogger(__name__)
-
-
-class WaitTimer:
-    """Measures how long snapshots have been waiting for a node."""
-
-    def __init__(self, every_s: float) -> None:
-        self._limit_s = max(_WAIT_LIMIT_S, 3 * every_s)
-        self._since_s: float | None = None
-
-    def waited_s(self, now_s: float, *, waits: bool) -> float:
-        """Return the waiting time if it exceeds the limit, otherwise 0."""
-        if not waits:
-            self._since_s = None
-            return 0.0
-        if self._since_s is None:
-            self._since_s = now_s
-        waited_s = now_s - self._since_s
-        return waited_s if waited_s > self._limit_s else 0.0
 
 
 class Coordinator:
@@ -104,8 +84,6 @@ class Coordinator:
     def open(self) -> None:
         """Read the existing snapshots."""
         self._confirm()
-        # Leftovers of an earlier release, in which nodes communicated through the bucket.
-        self._objects.delete([info.key for info in self._objects.list("attempt-")])
         self._read_new()
 
     def _read_new(self) -> None:
@@ -281,7 +259,7 @@ class Coordinator:
                 del listings[name]
             for name, until in self._until.get(node, {}).items():
                 if name in listings and until > listings[name].until:
-                    listings[name] = listings[name].extend_until(until)
+                    listings[name] = replace(listings[name], until=until)
         self._listings = {node: listings for node, listings in self._listings.items() if listings}
 
     def _has_contents(self, snapshot: JobSnapshot) -> bool:

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from training.core.failures import describe
 from training.program.reports import LOSSES_FILE, UNPERSISTED_FILE, OutputReport
 from training.program.snapshots.barrier import Digests
-from training.program.snapshots.coordinator import Coordinator, WaitTimer
+from training.program.snapshots.coordinator import Coordinator
 from training.program.snapshots.folder import scan
 from training.program.snapshots.mailbox import MISSING, Mailbox, until_name
 from training.program.snapshots.manifest import JobSnapshot, SnapshotSummary, clock_text
@@ -27,7 +27,7 @@ from training.program.snapshots.process import (
     open_snapshots,
 )
 from training.program.snapshots.restore import too_large
-from training.program.snapshots.uploader import RefusalTimer, ThrottledLog, Uploader
+from training.program.snapshots.uploader import ProblemTimer, ThrottledLog, Uploader
 from training.storage import (
     ObjectMissing,
     Objects,
@@ -48,6 +48,8 @@ _UNTIL_INTERVAL_S = 10.0
 _STATUS_INTERVAL_S = 5.0
 _LOSSES_INTERVAL_S = 30.0
 _FINAL_STATUS_TIMEOUT_S = 30.0
+_WAIT_LIMIT_S = 60.0
+"""Minimum time without a common instant of all nodes before the wait is logged."""
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +109,7 @@ class Exchange:
         self._is_open = self._warned_of_size = False
         self._sent_end_times: dict[str, float] = {}
         self._end_times_sent_s = self._status_written_s = float("-inf")
-        self._wait_timer = WaitTimer(settings.every_s)
+        self._wait = ProblemTimer()
         self._missing = self._losses = b""
         self._losses_written_s = float("-inf")
         self._statuses: set[bytes] = set()
@@ -118,7 +120,7 @@ class Exchange:
         self._losses_key = run_key(settings.run, place)
         self.lost: frozenset[str] = frozenset()
         """Contents that this node has listed but the bucket has lost; replaced as more are lost."""
-        self.refusal = RefusalTimer()
+        self.refusal = ProblemTimer()
         self.ended: str | None = None
         """None until the last snapshot has an outcome; then empty, or why it is missing."""
         self.snapshots: tuple[SnapshotSummary, ...] = ()
@@ -255,15 +257,15 @@ class Exchange:
 
     def _log_waiting(self, coordinator: Coordinator, has_progressed: bool) -> None:
         """Log the nodes that snapshots wait for, if they have been waiting for too long."""
-        waits = coordinator.has_listings and not has_progressed
-        if waited_s := self._wait_timer.waited_s(time.monotonic(), waits=waits):
+        self._wait.note("waits" if coordinator.has_listings and not has_progressed else "")
+        if self._wait.lasts_s > max(_WAIT_LIMIT_S, 3 * self._settings.every_s):
             nodes = [str(node) for node in coordinator.waits_for]
             verb = "is" if len(nodes) == 1 else "are"
             self._throttled_log.log(
                 "waiting",
-                f"no snapshot of all nodes since {self.newest_text}, for {waited_s:.0f} s: the "
-                f"next waits for {_nodes(nodes)}, which {verb} still uploading, writing "
-                "continuously or not responding",
+                f"no snapshot of all nodes since {self.newest_text}, for "
+                f"{self._wait.lasts_s:.0f} s: the next waits for {_nodes(nodes)}, which {verb} "
+                "still uploading, writing continuously or not responding",
             )
 
     def _look_for_missing(self) -> None:
@@ -287,6 +289,9 @@ class Exchange:
         at = output.last_line_at
         loss = output.loss
         is_number = loss is not None and math.isfinite(loss)
+        unkept = None
+        with contextlib.suppress(FileNotFoundError):
+            unkept = (self._settings.scratch / UNPERSISTED_FILE).read_text()
         status = ProgramStatus(
             state=state,
             last_line=output.last_line or None,
@@ -296,7 +301,7 @@ class Exchange:
             loss_text=None if loss is None or is_number else str(loss),
             steps_per_second=output.steps_per_second,
             snapshots=self.snapshots,
-            unkept=self._unpersisted(),
+            unkept=unkept,
             updated_at=now_utc(),
         )
         self._put_status(json.dumps(as_document(status), indent=2).encode() + b"\n")
@@ -307,13 +312,6 @@ class Exchange:
         ):
             self._write_losses()
             self._losses_written_s = self._status_written_s
-
-    def _unpersisted(self) -> str | None:
-        """Return the launcher's description of unpersisted files on this node."""
-        try:
-            return (self._settings.scratch / UNPERSISTED_FILE).read_text()
-        except FileNotFoundError:
-            return None
 
     def _put_status(self, data: bytes) -> None:
         """Replace the status, unless a later job has written it.

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from training.core.files import write_whole
+from training.core.files import sha256_of, write_whole
 from training.core.threads import in_threads
 from training.program.settings import NotPrepared, Workspace
-from training.program.snapshots.capture import NOTHING, Place, RestoredEntries, sha256_of
+from training.program.snapshots.capture import NOTHING, Place, RestoredEntries
 from training.program.snapshots.folder import FileState, file_state
 from training.program.snapshots.graphs import usable
 from training.program.snapshots.manifest import (
@@ -216,18 +216,15 @@ def select(
     if snapshot.nodes != num_nodes:
         return RestoreSelection(entries=entries)
     large = [entry for entry in entries if _is_optional(snapshot, entry, node)]
-    places = {(entry.root, entry.path) for entry in large}
-    room = free * (1 - _RESERVE) - sum(
-        entry.bytes for entry in entries if (entry.root, entry.path) not in places
-    )
+    room = free * (1 - _RESERVE) - sum(entry.bytes for entry in set(entries).difference(large))
     skipped = []
     for entry in sorted(large, key=lambda entry: -entry.mtime_ns):
         if entry.bytes <= room:
             room -= entry.bytes
         else:
             skipped.append(entry)
-    missing = {(entry.root, entry.path) for entry in skipped}
-    selected = [entry for entry in entries if (entry.root, entry.path) not in missing]
+    missing = set(skipped)
+    selected = [entry for entry in entries if entry not in missing]
     return RestoreSelection(entries=selected, skipped=skipped)
 
 
@@ -289,7 +286,7 @@ class _FileDownload:
             self._remaining -= 1
             if self._remaining:
                 return length
-        if sha256_of(self.path, self.entry.bytes) != self.entry.sha256:
+        if sha256_of(self.path) != self.entry.sha256:
             raise _Damaged(f"{self.entry.path} is damaged in the bucket: its SHA-256 differs")
         return length
 

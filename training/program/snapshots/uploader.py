@@ -86,22 +86,23 @@ class ThrottledLog:
             log.info("snapshots: %s", text)
 
 
-class RefusalTimer:
-    """Measures how long the bucket has refused all of a thread's requests."""
+class ProblemTimer:
+    """Measures how long a problem lasts, such as the refusal of all of a thread's requests."""
 
     def __init__(self) -> None:
         self.text = ""
         self._since_s = 0.0
 
-    def note(self, reason: str) -> None:
-        """Record a request's outcome: the reason for a refusal, or an empty string."""
-        if reason and not self.text:
+    def note(self, problem: str) -> None:
+        """Record the present problem; an empty string if there is none."""
+        if problem and not self.text:
             self._since_s = time.monotonic()
-        self.text = reason
+        self.text = problem
 
-    def lasts(self, at_least_s: float) -> bool:
-        """Return whether refusals have lasted for ``at_least_s``."""
-        return bool(self.text) and time.monotonic() - self._since_s >= at_least_s
+    @property
+    def lasts_s(self) -> float:
+        """Seconds since the problem began; 0 if there is none."""
+        return time.monotonic() - self._since_s if self.text else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +227,7 @@ class Uploader:
         self._history: tuple[NodeListing, ...] = ()
         self.error = ""
         """The reason why the latest state was not uploaded."""
-        self.refusal = RefusalTimer()
+        self.refusal = ProblemTimer()
         threading.Thread(target=self._run, name="uploader", daemon=True).start()
 
     @property
@@ -264,7 +265,7 @@ class Uploader:
             if self._captured is not None and self._captured.since == since:
                 self._captured = replace(self._captured, until=max(until, self._captured.until))
             self._history = tuple(
-                listing.extend_until(until)
+                replace(listing, until=until)
                 if listing.since == since and until > listing.until
                 else listing
                 for listing in self._history

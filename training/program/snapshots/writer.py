@@ -303,7 +303,7 @@ class SnapshotWriter:
                 self._bandwidth.cut()
                 return self._incomplete(f" after {now_s - began_s:.0f} s: {what}")
             for refusal in (uploader.refusal, exchange.refusal):
-                if offered and not uploader.busy and refusal.lasts(_REFUSED_S):
+                if offered and not uploader.busy and refusal.lasts_s >= _REFUSED_S:
                     return self._incomplete(f": {refusal.text}", ExitCode.CONFIGURATION)
             if now_s - acted_s >= _SILENCE_S:
                 reason = f" ({error or uploader.error})" if error or uploader.error else ""

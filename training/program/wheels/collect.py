@@ -8,7 +8,7 @@ import logging
 import platform
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,26 +39,6 @@ _HIDDEN = frozenset({*CREDENTIALS, "PYTHONPATH", "USE_TORCH", "TRANSFORMERS_NO_A
 """Variables hidden from third-party code; the last two are set for this job."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wheel:
-    """A collected wheel."""
-
-    package: ResolvedPackage
-    path: Path
-    sha256: str
-
-    @property
-    def lock_line(self) -> str:
-        """The wheel's line in the lock file."""
-        return f"{self.package.name}=={self.package.version} --hash=sha256:{self.sha256}\n"
-
-    @property
-    def marker_entry(self) -> WheelFile:
-        """The wheel's entry in the marker."""
-        size = self.path.stat().st_size
-        return WheelFile(name=self.path.name, bytes=size, sha256=self.sha256)
 
 
 def run(job: Job) -> None:
@@ -109,10 +89,7 @@ def collect(
         wheels_folder = folder / "wheels"
         wheels_folder.mkdir()
         built = build(pip, text, missing, wheels_folder) if missing else []
-        wheels = [
-            Wheel(package=package, path=path, sha256=sha256_of(path)) for package, path in built
-        ]
-        _store(objects, key, wheels, installed, report)
+        _store(objects, key, built, installed, report)
     log.info(
         "wheels: %s is complete: %s",
         objects.uri,
@@ -152,16 +129,20 @@ def _log_replacements(missing: Sequence[ResolvedPackage], installed: Mapping[str
 def _store(
     objects: Objects,
     key: str,
-    wheels: Sequence[Wheel],
+    built: Sequence[tuple[ResolvedPackage, Path]],
     installed: Mapping[str, Package],
     report: Callable[[str], None],
 ) -> None:
     def report_upload(count: int) -> None:
         report("uploading wheels")
 
-    for wheel in wheels:
-        objects.put_file(wheel.path.name, wheel.path, on_bytes=report_upload)
-    lock = "".join(wheel.lock_line for wheel in wheels).encode()
+    lines, wheels = [], []
+    for package, path in built:
+        objects.put_file(path.name, path, on_bytes=report_upload)
+        digest = sha256_of(path)
+        lines.append(f"{package.name}=={package.version} --hash=sha256:{digest}\n")
+        wheels.append(WheelFile(name=path.name, bytes=path.stat().st_size, sha256=digest))
+    lock = "".join(lines).encode()
     objects.put(WHEELS_LOCK, lock)
     marker = WheelsMarker(
         key=key,
@@ -169,7 +150,7 @@ def _store(
             python=platform.python_version(), packages=packages.fixed_versions(installed)
         ),
         lock_sha256=hashlib.sha256(lock).hexdigest(),
-        wheels=tuple(wheel.marker_entry for wheel in wheels),
+        wheels=tuple(wheels),
     )
     try:
         objects.put(WHEELS_MARKER, json.dumps(asdict(marker), indent=2).encode(), if_absent=True)

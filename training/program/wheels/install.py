@@ -47,14 +47,12 @@ class DependenciesRefused(ValueError):
 
 
 def install(workspace: Workspace, env: Mapping[str, str]) -> None:
-    """Install the job's wheels, if any; ``env`` is the environment for pip."""
-    if not (key := workspace.settings.wheels):
-        return
+    """Install the job's wheels; ``env`` is the environment for pip."""
     scratch, target = workspace.folders.scratch, workspace.folders.site
     report, started_s = workspace.report, time.monotonic()
     report("installing dependencies")
     with heartbeat(report, "installing dependencies", at_most_s=_MAX_S):
-        wheels = workspace.bucket.at(wheels_prefix(key))
+        wheels = workspace.bucket.at(wheels_prefix(workspace.settings.wheels))
         files = install_wheels(wheels, folder=scratch / "wheels", target=target, env=env)
     log.info(
         "program: dependencies of %.1f MB installed in %.1f s: %s",

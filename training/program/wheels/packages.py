@@ -86,15 +86,10 @@ class Constraint:
         return f"the image's {self.owner} needs {self.line}"
 
 
-def installed(path: Iterable[str] | None = None) -> dict[str, Package]:
+def installed() -> dict[str, Package]:
     """Return the installed packages by canonical name; the first one on the path wins."""
     by_name: dict[str, Package] = {}
-    distributions = (
-        importlib.metadata.distributions()
-        if path is None
-        else importlib.metadata.distributions(path=list(path))
-    )
-    for distribution in distributions:
+    for distribution in importlib.metadata.distributions():
         # pip ignores metadata without a name, or with a version that predates PEP 440.
         name = distribution.metadata["Name"]
         if not name or canonicalize_name(name) in by_name or not _is_version(distribution.version):

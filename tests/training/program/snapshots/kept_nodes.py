@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -12,11 +13,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from tests.support.limits import scaled
 from training.core.progress import ENV_SCRATCH
 from training.launcher.courier import Courier
 from training.launcher.messages import parse_message
-from training.program.snapshots.manifest import JobSnapshot, Root, snapshot_key, snapshot_numbers
+from training.program.snapshots.manifest import (
+    JobSnapshot,
+    Root,
+    SnapshotEntry,
+    object_key,
+    snapshot_key,
+    snapshot_numbers,
+)
 from training.program.snapshots.process import (
     SnapshotProcess,
     SnapshotReport,
@@ -183,6 +193,17 @@ class Job:
             assert node.wait().failure is None
         return nodes
 
+    def put(self, number: int, files: Mapping[str, str], root: Root = Root.CHECKPOINTS) -> None:
+        """Store a snapshot of one node, without a process that takes it."""
+        entries = []
+        for path, text in files.items():
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            self.snapshots.put(object_key(digest), text.encode())
+            entries.append(SnapshotEntry(root=root, path=path, bytes=len(text), sha256=digest))
+        at = "2026-01-01T00:00:00+00:00"
+        snapshot = JobSnapshot(number=number, at=at, nodes=1, main=0, entries=tuple(entries))
+        self.snapshots.put(snapshot.key, snapshot.encode())
+
     def numbers(self) -> list[int]:
         return snapshot_numbers(self.snapshots)
 
@@ -212,6 +233,29 @@ class Job:
         self.is_over = True
         for node in self.nodes:
             node.kill()
+
+
+needs_own_disk = pytest.mark.skipif(
+    subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
+    reason="needs a file system of its own",
+)
+
+
+def run_on_small_disk(disk: Path, mib: int, code: str, *args: object) -> list[str]:
+    """Run a program while ``disk`` is a file system of this size; return its lines of output."""
+    disk.mkdir()
+    mount = 'mount -t tmpfs -o "size=$1m" none "$2" && shift 2 && exec "$@"'
+    done = subprocess.run(
+        [
+            *("unshare", "-rm", "sh", "-c", mount, "sh", str(mib), str(disk)),
+            *(sys.executable, "-c", code, *map(str, args)),
+        ],
+        env={**os.environ, "PYTHONPATH": _PATH},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
 
 
 def paths(snapshot: JobSnapshot) -> set[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from tests.training.program.snapshots.kept_nodes import Job, paths, tree
 from training.program.snapshots.graphs import usable
-from training.program.snapshots.manifest import JobSnapshot, Root, SnapshotEntry, object_key
+from training.program.snapshots.manifest import Root
 
 _CACHE = "neuronxcc-2.21"
 _DONE = {
@@ -42,24 +41,24 @@ def test_only_usable_graphs_are_kept_while_the_program_runs_and_at_the_end(
 ) -> None:
     (node,) = local_job.attempt()
     _fill(node.settings.cache)
+    written = {f"{_CACHE}/tune/{name}" for name in ("whole", "open")}
+    (node.settings.cache / _CACHE / "tune").mkdir()
+    (node.settings.cache / _CACHE / "tune" / "whole").touch()
+    opened = node.settings.cache / _CACHE / "tune" / "open"
+    program = node.run(f"file = open({str(opened)!r}, 'w'); print('open', flush=True); input()")
+    assert program.stdout is not None and program.stdout.readline()
     node.start_snapshots()
     local_job.wait_for(lambda found: paths(found) == _USABLE)
+    program.communicate("\n")
     (node.folder / "latest.pt").write_text("x")
     node.end()
     assert node.wait().failure is None
 
-    assert paths(local_job.newest()) == _USABLE | {"latest.pt"}
+    assert paths(local_job.newest()) == _USABLE | written | {"latest.pt"}
 
 
 def test_unusable_graphs_of_an_older_snapshot_are_not_restored(local_job: Job) -> None:
-    entries = []
-    for number, path in enumerate(sorted(_ALL)):
-        digest = _put(local_job, f"{number}")
-        entries.append(
-            SnapshotEntry(root=Root.CACHE, path=path, bytes=len(str(number)), sha256=digest)
-        )
-    snapshot = JobSnapshot(number=1, at="", nodes=1, main=0, entries=tuple(entries))
-    local_job.snapshots.put(snapshot.key, snapshot.encode())
+    local_job.put(1, {path: path for path in _ALL}, Root.CACHE)
 
     (node,) = local_job.attempt()
     node.restore(local_job.snapshots)
@@ -67,9 +66,3 @@ def test_unusable_graphs_of_an_older_snapshot_are_not_restored(local_job: Job) -
     given = {path for path, content in tree(node.settings.cache).items() if content is not None}
     assert given == _USABLE
     assert not list(node.settings.cache.glob("*/MODULE_[34]*"))
-
-
-def _put(job: Job, text: str) -> str:
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    job.snapshots.put(object_key(digest), text.encode())
-    return digest

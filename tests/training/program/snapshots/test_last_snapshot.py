@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +11,15 @@ import pytest
 
 from tests.support.limits import scaled
 from tests.training.checkpoint.faulty import Fault, FaultyProxy
-from tests.training.program.snapshots.kept_nodes import ROOT, Job, paths, wait_until
+from tests.training.program.snapshots.kept_nodes import (
+    Job,
+    needs_own_disk,
+    paths,
+    run_on_small_disk,
+    wait_until,
+)
 from training.core.progress import WorkerProgress
 from training.program.snapshots import process
-
-_MB = 1_000_000
 
 
 @pytest.mark.timeout(200)
@@ -39,38 +40,46 @@ def test_a_bucket_that_refused_before_the_end_gets_time_for_the_final_upload(
     assert paths(job.newest()) == {"latest.pt"}
 
 
-@pytest.mark.timeout(200)
-def test_a_manifest_denied_by_the_bucket_ends_the_wait_for_it(
-    proxied: tuple[Job, FaultyProxy],
+@pytest.mark.parametrize("denied", ["/objects/", "/0000"], ids=["contents", "manifest"])
+def test_a_final_snapshot_denied_by_the_bucket_is_not_retried(
+    proxied: tuple[Job, FaultyProxy], denied: str
 ) -> None:
     job, proxy = proxied
     (node,) = job.attempt(every_s=3600)
-    proxy.reset(lambda r: Fault.ACCESS_DENIED if r.method == "PUT" and "/0000" in r.path else None)
+    proxy.reset(lambda r: Fault.ACCESS_DENIED if r.method == "PUT" and denied in r.path else None)
     node.start_snapshots()
-    (node.folder / "latest.pt").write_text("x")
+    node.write("latest.pt", "x")
     node.end()
 
     failure = node.wait().failure
     assert failure is not None and failure.code == 64
-    assert "AccessDenied" in failure.reason
+    assert "AccessDenied; allow the job's role to do it" in failure.reason
 
 
-def test_an_upload_in_flight_does_not_delay_the_exit(proxied: tuple[Job, FaultyProxy]) -> None:
+def test_an_upload_in_flight_does_not_delay_the_exit_and_the_latest_snapshot_is_named(
+    proxied: tuple[Job, FaultyProxy], capfd: pytest.CaptureFixture[str]
+) -> None:
     job, proxy = proxied
     (node,) = job.attempt()
+    node.start_snapshots()
+    node.write("latest.pt", "first")
+    stays = job.wait_for(lambda found: paths(found) == {"latest.pt"})
+    wait_until(lambda: node.report().snapshots)
     proxy.slow_s = scaled(40)
     proxy.reset(lambda r: Fault.SLOW if r.method == "PUT" and "/objects/" in r.path else None)
-    node.start_snapshots()
-    (node.folder / "latest.pt").write_text("first")
+    node.write("latest.pt", "second")
     wait_until(lambda: any(fault is Fault.SLOW for fault, _ in proxy.injected))
-    (node.folder / "latest.pt").write_text("second")
+    node.write("latest.pt", "third")
     began_s = time.monotonic()
     node.end(within_s=2.0)
-    report = node.wait()
+    failure = node.wait().failure
 
     assert time.monotonic() - began_s < scaled(20)
-    assert report.failure is not None
-    assert "last snapshot incomplete after 2 s" in report.failure.reason
+    assert failure is not None and failure.code == 75
+    assert "last snapshot incomplete after 2 s" in failure.reason
+    assert f"the one from {stays.at[11:19]} remains" in failure.reason
+    assert failure.reason in capfd.readouterr().out
+    assert job.numbers() == [stays.number]
 
 
 def test_a_node_that_was_writing_reports_it_once_the_bucket_responds(
@@ -146,15 +155,11 @@ print(handle.done, handle.failure.code, handle.failure.reason)
 """
 
 
-@pytest.mark.skipif(
-    subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
-    reason="needs a file system of its own",
-)
+@needs_own_disk
 def test_a_full_disk_does_not_stop_snapshots_and_the_last_is_not_mistaken_for_complete(
     local_job: Job, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
-    disk.mkdir()
     (node,) = local_job.attempt()
     scratch = disk / "scratch"
     settings = replace(
@@ -163,19 +168,8 @@ def test_a_full_disk_does_not_stop_snapshots_and_the_last_is_not_mistaken_for_co
     (tmp_path / "settings").mkdir()
     told = replace(settings, scratch=tmp_path / "settings").write()
     told.write_text(told.read_text().replace(str(tmp_path / "settings"), str(scratch)))
-    done = subprocess.run(
-        [
-            *("unshare", "-rm", "sh", "-c"),
-            'mount -t tmpfs -o size=2m none "$1" && shift && exec "$@"',
-            *("sh", str(disk), sys.executable, "-c", _FULL_DISK),
-            *(str(told), str(scaled(20)), local_job.storage.root),
-        ],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the report could not be written" in done.stdout
-    lines = done.stdout.splitlines()
+    lines = run_on_small_disk(disk, 2, _FULL_DISK, told, scaled(20), local_job.storage.root)
+
+    assert any("the report could not be written" in line for line in lines)
     assert "No space left on device" in lines
     assert lines[-1].startswith("True 75 no last snapshot: cannot write the request for it")

@@ -62,6 +62,7 @@ state = f"saved by {os.environ['RANK']} in {os.getcwd()} as {mine}"
 output = Path(os.environ["TRAINIUM_OUTPUT_DIR"], "sub")
 output.mkdir()
 (output / "rank.txt").write_text(os.environ["RANK"])
+print("told", sys.argv[1:], flush=True)
 if mine.exists():
     print("found the same", mine.read_text() == state, flush=True)
     sys.exit()
@@ -84,6 +85,7 @@ class Resumed:
     run: str
     folder: Path
     first_code: int
+    first_log: str
     snapshots_of_the_first: list[int]
     logs: list[str]
     """Of the second attempt."""
@@ -95,24 +97,33 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
     job = Cluster(tmp_path_factory.mktemp("resumed"), num_nodes=2)
     run = f"paths-{job.mark}"  # its own, because other tests run at the same time
     code = leave(job.folder, bundle({"train.py": RESUMES}), run=run)
-    words = (f"--code={code}", "--script=train.py", "--snapshot-every-s=3600")
+    words = (
+        *(f"--code={code}", "--script=train.py", "--snapshot-every-s=3600"),
+        *("--resume-arguments=--resume auto", "--", "7"),
+    )
     job.start(*words, workload="program", extra={"TRAINIUM_RUN": run})
     for node in (0, 1):
         job.wait_for("waiting", node=node)
     for node in (0, 1):
         os.kill(job.launcher(node), signal.SIGTERM)
-    first_code = job.end(within_s=scaled(30))[0]
+    first_code, first_log = job.end(within_s=scaled(30))[0], job.log(0)
     numbers = _numbers(job.folder, run)
     again = {"TRAINIUM_RUN": run, "AWS_BATCH_JOB_ATTEMPT": "2"}
     job.start(*words, workload="program", extra=again)
     assert job.end(within_s=scaled(30)) == {0: 0, 1: 0}, job.all_logs()
-    yield Resumed(run, job.folder, first_code, numbers, [job.log(node) for node in (0, 1)])
+    logs = [job.log(node) for node in (0, 1)]
+    yield Resumed(run, job.folder, first_code, first_log, numbers, logs)
     job.kill()
 
 
 def test_a_program_that_receives_sigterm_saves_once(resumed: Resumed) -> None:
     assert resumed.first_code == 143
     assert resumed.snapshots_of_the_first == [1]
+
+
+def test_only_the_second_attempt_gets_the_resume_arguments(resumed: Resumed) -> None:
+    assert "told ['7']\n" in resumed.first_log
+    assert "told ['7', '--resume', 'auto']\n" in resumed.logs[0]
 
 
 def test_every_rank_finds_what_it_saved_at_the_same_absolute_path(resumed: Resumed) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import boto3
@@ -43,30 +43,22 @@ def job(tmp_path: Path, bucket: Bucket, snapshots_endpoint: str) -> Iterator[Job
     run.kill()
 
 
-def attempt(job: Job, text: str | None = None) -> dict[str, object]:
-    """Run an attempt that saves ``text``, if given; return its restored files."""
-    (node,) = job.attempt(every_s=3600)
-    node.restore(job.snapshots)
-    given = dict(checkpoints(node))
-    if text is not None:
-        node.start_snapshots()
-        (node.folder / "latest.pt").write_text(text)
-        node.end()
-        node.wait()
-    return given
+def given(job: Job) -> Mapping[str, object]:
+    """Return the files restored by an attempt that dies without a snapshot."""
+    (node,) = job.restored()
+    return checkpoints(node)
 
 
 def test_attempts_resume_from_the_chosen_snapshot_and_then_from_their_own(
     job: Job, bucket: Bucket
 ) -> None:
     for text in ("one", "two", "three"):
-        attempt(job, text)
+        job.run({"latest.pt": text})
 
     roll_back(bucket, "run", choose_snapshot(bucket, "run", "1"))
-    # The first attempt dies without a snapshot, the second takes one.
-    assert attempt(job) == {"latest.pt": b"one"}
-    assert attempt(job, "other") == {"latest.pt": b"one"}
-    assert attempt(job) == {"latest.pt": b"other"}
+    assert given(job) == {"latest.pt": b"one"}
+    job.run({"other.pt": "other"})
+    assert given(job) == {"latest.pt": b"one", "other.pt": b"other"}
     # Retention applies as usual: the oldest are deleted.
     assert job.numbers() == [3, 4, 5]
 
@@ -74,21 +66,21 @@ def test_attempts_resume_from_the_chosen_snapshot_and_then_from_their_own(
 def test_skipped_snapshots_are_not_restored_when_the_chosen_one_is_damaged(
     job: Job, bucket: Bucket
 ) -> None:
-    for text in ("one", "two", "three"):
-        attempt(job, text)
+    for number, text in enumerate(("one", "two", "three"), start=1):
+        job.put(number, {"latest.pt": text})
     roll_back(bucket, "run", choose_snapshot(bucket, "run", "2"))
     (file,) = job.snapshot(2).files
 
     job.snapshots.delete([object_key(file.sha256)])
 
-    assert attempt(job) == {"latest.pt": b"one"}
+    assert given(job) == {"latest.pt": b"one"}
 
 
 def test_none_restores_nothing(job: Job, bucket: Bucket) -> None:
-    attempt(job, "one")
+    job.put(1, {"latest.pt": "one"})
 
     roll_back(bucket, "run", choose_snapshot(bucket, "run", "none"))
 
-    assert attempt(job) == {}
-    assert attempt(job, "anew") == {}
-    assert attempt(job) == {"latest.pt": b"anew"}
+    assert given(job) == {}
+    job.run({"other.pt": "again"})
+    assert given(job) == {"other.pt": b"again"}

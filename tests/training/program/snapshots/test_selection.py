@@ -74,7 +74,13 @@ def test_a_job_resumes_when_the_files_of_all_nodes_do_not_fit(
         match=r"of all 3 nodes, because the number of nodes is now 1, but only 2\.5 kB is",
     ):
         job.restored()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=500))
+    with pytest.raises(
+        InsufficientSpace, match=r"snapshot 1 needs 1\.0 kB, but only 500 bytes is .*volume_gib"
+    ):
+        job.restored(3)
 
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2500))
     # Files not restored on a node still belong to the other node in the next snapshot.
     job.run(*[{"latest": "x"}] * 3)
     assert {e.path for e in job.newest().files} == {"shard-0", "shard-1", "shard-2", "latest"}

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.training.checkpoint.faulty import faulty_proxy
-from tests.training.program.snapshots.kept_nodes import Job, paths, wait_until
-from training.program.snapshots import coordinator
+from tests.training.program.snapshots.kept_nodes import Job, paths
+from training.program.snapshots import coordinator, uploader
 from training.program.snapshots.barrier import HISTORY, NodeListing
-from training.program.snapshots.coordinator import Coordinator, WaitTimer
+from training.program.snapshots.coordinator import Coordinator
+from training.program.snapshots.exchange import Exchange
 from training.program.snapshots.mailbox import (
     MISSING,
     Mailbox,
+    intent_name,
     listing_name,
-    read_listing_name,
     until_name,
 )
-from training.program.snapshots.manifest import Root, SnapshotEntry, object_key, snapshot_key
+from training.program.snapshots.manifest import (
+    Root,
+    SnapshotEntry,
+    object_key,
+    snapshot_key,
+    snapshot_numbers,
+)
+from training.program.snapshots.uploader import ThrottledLog
 from training.storage import Objects, StorageAccess
 
 _SAVE = """
@@ -77,24 +88,6 @@ def test_a_child_requests_only_contents_from_the_bucket(job: Job, snapshots_endp
     assert tuple(paths_asked) == asked
 
 
-def test_a_node_retains_only_its_latest_listings(local_job: Job) -> None:
-    main, node = local_job.attempt(2, every_s=1.0)
-    main.start_snapshots()
-    node.start_snapshots()
-    received = Mailbox(main.settings.scratch, is_main=True).received
-
-    def listings() -> list[str]:
-        return [info.key for info in received.list() if read_listing_name(info.key)]
-
-    seen: set[str] = set()
-    for number in range(HISTORY + 2):
-        (node.folder / "latest.pt").write_text(f"{number}")
-        count = len(seen)
-        wait_until(lambda count=count: len(seen.update(listings()) or seen) > count)  # type: ignore
-    wait_until(lambda: len(listings()) == HISTORY)
-    assert listings() == sorted(seen)[-HISTORY:]
-
-
 def _gatherer(tmp_path: Path) -> tuple[Objects, Mailbox, Coordinator]:
     access = StorageAccess(root=str(tmp_path / "bucket"))
     objects, mailbox = access.open(access.root), Mailbox(tmp_path, is_main=True)
@@ -122,12 +115,41 @@ def test_the_node_blocking_snapshots_is_known(tmp_path: Path) -> None:
     assert gatherer.is_gathered
 
 
-def test_the_wait_ends_after_a_minute_or_three_intervals() -> None:
-    short, long = WaitTimer(2.0), WaitTimer(100.0)
-    assert [short.waited_s(at, waits=True) for at in (0.0, 60.0, 61.0)] == [0, 0, 61]
-    assert [long.waited_s(at, waits=True) for at in (0.0, 300.0, 301.0)] == [0, 0, 301]
-    assert long.waited_s(302.0, waits=False) == 0
-    assert long.waited_s(303.0, waits=True) == 0
+def test_a_node_retains_only_its_latest_listings(tmp_path: Path) -> None:
+    _, mailbox, gatherer = _gatherer(tmp_path)
+    sent = [_listing(1, since, since + 1) for since in range(HISTORY + 2)]
+    for listing in sent:
+        mailbox.send_to_main(listing_name(1, listing.name), listing.encode())
+    gatherer.gather([])
+
+    kept = [info.key for info in mailbox.received.list()]
+    assert kept == [listing_name(1, listing.name) for listing in sent[-HISTORY:]]
+
+
+@pytest.mark.parametrize(("every_s", "limit_s"), [(2.0, 60), (100.0, 300)])
+def test_a_long_wait_for_nodes_is_logged(
+    local_job: Job,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    every_s: float,
+    limit_s: int,
+) -> None:
+    (node,) = local_job.attempt(every_s=every_s)
+    _, mailbox, gatherer = _gatherer(node.settings.scratch)
+    gatherer.gather([_listing(0, 10, 30)])
+    idle: Any = SimpleNamespace(listing=None, history=())
+    settings = replace(node.settings, main=1)  # its thread does not coordinate
+    exchange = Exchange(settings, local_job.bucket, mailbox, idle, ThrottledLog())
+    for now_s in (1000, 1000 + limit_s, 1001 + limit_s):
+        clock = SimpleNamespace(monotonic=partial(float, now_s))
+        monkeypatch.setattr(uploader, "time", clock)
+        exchange._log_waiting(gatherer, has_progressed=False)
+    exchange._log_waiting(gatherer, has_progressed=True)
+
+    told = capfd.readouterr().out
+    assert told.count("no snapshot of all nodes") == 1
+    assert f"for {limit_s + 1} s: the next waits for nodes 1, 2, which are still" in told
+    assert exchange._wait.lasts_s == 0
 
 
 def test_an_unreadable_manifest_keeps_its_number(
@@ -142,7 +164,46 @@ def test_an_unreadable_manifest_keeps_its_number(
     made = gatherer.gather([replace(_listing(0, 10, 30), entries=(entry,))])
 
     assert made is not None and made.number == 8
-    assert objects.get(snapshot_key(7)) == b"not a manifest"
+    # It may need any of the contents.
+    objects.put(object_key("1" * 64), b"x")
+    gatherer.prune(at_end=True)
+    keys = {info.key for info in objects.list("")}
+    assert keys == {snapshot_key(7), made.key, object_key("0" * 64), object_key("1" * 64)}
+
+
+def test_snapshots_that_differ_only_in_logs_do_not_evict_older_ones(tmp_path: Path) -> None:
+    objects, mailbox, _ = _gatherer(tmp_path)
+    gatherer = Coordinator(objects, mailbox, num_nodes=1, main=0, keep=2)
+    saved = [("1", 0), ("2", 0), ("2", 1), ("2", 2), ("2", 3)]
+    for since, (model, log) in enumerate(saved):
+        contents = {"model": model, "train.log": f"{log + 10}"}
+        entries = tuple(
+            SnapshotEntry(path=path, root=Root.CHECKPOINTS, bytes=1, sha256=text.zfill(64))
+            for path, text in contents.items()
+        )
+        for entry in entries:
+            objects.put(object_key(entry.sha256), b"x")
+        assert gatherer.gather(
+            [replace(_listing(0, 100 * since, 100 * since + 30), entries=entries)]
+        )
+        gatherer.prune()
+
+    assert [snapshot.number for snapshot in gatherer.snapshots] == [1, 5]
+    assert snapshot_numbers(objects) == [1, 5]
+
+
+def test_contents_that_a_node_is_about_to_list_are_not_deleted(tmp_path: Path) -> None:
+    objects, mailbox, gatherer = _gatherer(tmp_path)
+    announced, foreign = "1" * 64, "2" * 64
+    mailbox.send_to_main(intent_name(1), json.dumps({"digests": [announced]}).encode())
+    for digest in (announced, foreign):
+        objects.put(object_key(digest), b"x")
+
+    gatherer.prune()
+    # A node may have uploaded it without having announced it yet.
+    assert len(list(objects.list(""))) == 2
+    gatherer.prune()
+    assert [info.key for info in objects.list("")] == [object_key(announced)]
 
 
 def test_lost_contents_are_uploaded_again_until_all_are_back(
@@ -157,20 +218,10 @@ def test_lost_contents_are_uploaded_again_until_all_are_back(
     )
     told: set[str] = set()
     documents: set[bytes] = set()
-    for _ in range(100):
+    for _ in range(20):
         assert gatherer.gather([replace(_listing(0, 10, 30), entries=entries)]) is None
         documents.add(mailbox.received.get(MISSING))
         told.update(json.loads(mailbox.received.get(MISSING))["digests"])
 
-    assert len(documents) == 100  # a node heeds what differs
+    assert len(documents) == 20  # a node heeds what differs
     assert told == {entry.sha256 for entry in entries}
-
-
-def test_messages_between_nodes_are_removed_from_the_bucket(tmp_path: Path) -> None:
-    objects, _, gatherer = _gatherer(tmp_path)
-    objects.put("attempt-1/job/node-1-until.json", b"{}")
-    objects.put(object_key("0" * 64), b"x")
-
-    gatherer.open()
-
-    assert [info.key for info in objects.list("")] == [object_key("0" * 64)]

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.support.limits import scaled
 from tests.training.checkpoint.faulty import Fault, FaultyProxy
 from tests.training.program.snapshots.kept_nodes import (
-    ROOT,
     Job,
     Node,
     checkpoints,
+    needs_own_disk,
     paths,
+    run_on_small_disk,
     wait_until,
 )
 from training.core.progress import WorkerProgress
 from training.program.snapshots.mailbox import INBOX
 from training.program.snapshots.manifest import object_key
-from training.program.snapshots.restore import InsufficientSpace
-from training.storage import StorageUnavailable
+from training.program.snapshots.process import open_snapshots
+from training.storage import RetryPolicy, StorageUnavailable
+from trainium_catalogue.contract import RUN_STATUS
 
 _MB = 1_000_000
 
@@ -56,7 +56,7 @@ def test_damaged_or_missing_content_falls_back_to_the_previous_snapshot(
     job: Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(1, 4):
-        job.run({"latest.pt": f"{number}" * 100})
+        job.put(number, {"latest.pt": f"{number}" * 100})
     newest, before = ({e.path: e.sha256 for e in job.snapshot(n).files} for n in (3, 2))
     data = bytearray(job.snapshots.get(object_key(newest["latest.pt"])))
     data[50] ^= 1
@@ -95,20 +95,20 @@ def test_a_temporarily_unresponsive_bucket_costs_only_time(
     proxy.reset(lambda request: Fault.ACCESS_DENIED)
     node.start_snapshots()
     (node.folder / "latest.pt").write_text("x")
-    wait_until(lambda: any(method for _, method in proxy.injected))
-    wait_until(lambda: "the program continues" in _told(node, capfd))
+    wait_until(lambda: "the program continues" in capfd.readouterr().out)
     proxy.reset(lambda request: None)
 
     job.wait_for(lambda found: paths(found) == {"latest.pt"})
     assert node.report().problem is None
 
 
-_texts: dict[int, str] = {}
+def test_an_unwritable_status_costs_no_snapshot(proxied: tuple[Job, FaultyProxy]) -> None:
+    job, proxy = proxied
+    proxy.reset(lambda request: Fault.ACCESS_DENIED if RUN_STATUS in request.path else None)
+    job.run({"latest.pt": "x"})
 
-
-def _told(node: Node, capfd: pytest.CaptureFixture[str]) -> str:
-    _texts[id(node)] = _texts.get(id(node), "") + capfd.readouterr().out
-    return _texts[id(node)]
+    assert proxy.injected
+    assert paths(job.newest()) == {"latest.pt"}
 
 
 def test_a_final_snapshot_that_fits_the_grace_period_is_taken_on_sigterm(job: Job) -> None:
@@ -126,43 +126,6 @@ def test_a_final_snapshot_that_fits_the_grace_period_is_taken_on_sigterm(job: Jo
     # At the rate during training it would have taken half a minute.
     assert time.monotonic() - began_s < scaled(20)
     assert paths(job.newest()) == {"shard-0", "shard-1"}
-
-
-def test_a_final_snapshot_that_does_not_fit_names_the_latest_one(
-    proxied: tuple[Job, FaultyProxy], capfd: pytest.CaptureFixture[str]
-) -> None:
-    job, proxy = proxied
-    (node,) = job.attempt(every_s=1.0)
-    node.start_snapshots()
-    (node.folder / "a").write_text("first")
-    stays = job.wait_for(lambda found: paths(found) == {"a"})
-    wait_until(lambda: node.report().snapshots)
-    proxy.slow_s = scaled(30)
-    proxy.reset(lambda request: Fault.SLOW if "objects/" in request.path else None)
-    (node.folder / "b").write_text("second")
-    node.end(within_s=1.0)
-    report = node.wait()
-
-    assert report.failure is not None and report.failure.code == 75
-    assert "last snapshot incomplete after 1 s" in report.failure.reason
-    assert f"the one from {stays.at[11:19]} remains" in report.failure.reason
-    assert report.failure.reason in capfd.readouterr().out
-    assert job.numbers() == [stays.number]
-
-
-def test_a_final_snapshot_denied_by_the_bucket_is_not_retried(
-    proxied: tuple[Job, FaultyProxy],
-) -> None:
-    job, proxy = proxied
-    (node,) = job.attempt(every_s=3600)
-    node.start_snapshots()
-    (node.folder / "latest.pt").write_text("x")
-    proxy.reset(lambda request: Fault.ACCESS_DENIED)
-    node.end()
-
-    failure = node.wait().failure
-    assert failure is not None and failure.code == 64
-    assert "AccessDenied; allow the job's role to do it" in failure.reason
 
 
 def test_a_node_that_is_missing_at_the_end_is_named(local_job: Job) -> None:
@@ -248,31 +211,13 @@ def test_a_folder_above_its_limit_ends_the_job_and_names_the_largest_files(
     )
 
 
-def test_a_snapshot_that_does_not_fit_on_the_disk_is_refused(
-    local_job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = local_job
-    job.run({"latest.pt": bytes(3_000_000)})
-    usage = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2_000_000))
-
-    with pytest.raises(
-        InsufficientSpace, match=r"snapshot 1 needs 3.0 MB, but only 2.0 MB is free at .*volume_gib"
-    ):
-        job.restored()
-
-
 def test_a_bucket_failure_during_a_restore_is_not_mistaken_for_damage(
     proxied: tuple[Job, FaultyProxy],
 ) -> None:
     job, proxy = proxied
-    job.run({"latest.pt": "x"})
+    job.put(1, {"latest.pt": "x"})
     (other,) = job.attempt()
     proxy.reset(lambda request: Fault.INTERNAL_ERROR if "objects/" in request.path else None)
-
-    from training.program.snapshots.process import open_snapshots
-    from training.storage import RetryPolicy
-
     impatient = job.storage.open(job.storage.root, retry_policy=RetryPolicy(total_s=0.5))
     with pytest.raises(StorageUnavailable):
         other.restore(open_snapshots(impatient, "run"))
@@ -305,26 +250,10 @@ except Exception as error:
 """
 
 
-@pytest.mark.skipif(
-    subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
-    reason="needs a file system of its own",
-)
-def test_without_space_for_copies_files_are_uploaded_in_place_and_checked(
-    local_job: Job,
-) -> None:
-    local_job.folder.joinpath("disk").mkdir()
-    done = subprocess.run(
-        [
-            *("unshare", "-rm", "sh", "-c"),
-            'mount -t tmpfs -o size=8m none "$1" && exec "$2" -c "$3" "$1"',
-            *("sh", str(local_job.folder / "disk"), sys.executable, _FULL_DISK),
-        ],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+@needs_own_disk
+def test_without_space_for_copies_files_are_uploaded_in_place_and_checked(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    lines = run_on_small_disk(disk, 8, _FULL_DISK, disk)
     assert lines[0].startswith(
         "snapshots: no space on the disk for a copy of model.bin; files are uploaded"
     )

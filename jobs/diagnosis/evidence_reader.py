@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar
 
-from jobs.aws import Aws
+from jobs.aws import Aws, pages
 from jobs.batch.request import check_group, find_group
 from jobs.capacity import needed_quota, read_quota, read_window, utc
 from jobs.deployment import Deployment
@@ -383,9 +383,7 @@ class _JobEvidenceReader(EvidenceReader[Job]):
 
     def _terminating_pods(self, service: EksService) -> Iterator[Fact]:
         found = (
-            explain_terminating_pods(service.view(), self.job)
-            if self.job.status == "RUNNABLE"
-            else None
+            explain_terminating_pods(service, self.job) if self.job.status == "RUNNABLE" else None
         )
         if found is not None:
             yield Fact(source=EvidenceSource.TERMINATING_PODS, text=found.meaning, is_problem=True)
@@ -405,19 +403,15 @@ class _JobEvidenceReader(EvidenceReader[Job]):
 
 def scaling_groups(aws: Aws, environments: Sequence[str]) -> list[Mapping[str, Any]]:
     """Find Batch's Auto Scaling groups, whose names contain the name of the compute environment."""
-    found: list[Mapping[str, Any]] = []
-    token: dict[str, str] = {}
-    while environments:
-        page = aws.autoscaling().describe_auto_scaling_groups(MaxRecords=100, **token)
-        found += [
-            group
-            for group in page["AutoScalingGroups"]
-            if any(f"{name}-asg-" in group["AutoScalingGroupName"] for name in environments)
-        ]
-        if not page.get("NextToken"):
-            break
-        token = {"NextToken": page["NextToken"]}
-    return found
+    if not environments:
+        return []
+    list_groups = aws.autoscaling().describe_auto_scaling_groups
+    return [
+        group
+        for page in pages(list_groups, token="NextToken", MaxRecords=100)
+        for group in page["AutoScalingGroups"]
+        if any(f"{name}-asg-" in group["AutoScalingGroupName"] for name in environments)
+    ]
 
 
 def _state_of(source: EvidenceSource, item: Mapping[str, Any]) -> Fact:

@@ -27,8 +27,9 @@ from jobs.eks.waiting import (
 from jobs.errors import Refusal
 from jobs.job import ENDED, Job, JobRequest, RunSummary
 from jobs.orchestrators import JobService
+from jobs.prerequisites import list_hosts
 from trainium_catalogue import kubernetes
-from trainium_catalogue.contract import TAG_DEPLOYMENT, Orchestrator
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.eks import cluster_addresses_per_node
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.instances import EfaLayout
@@ -298,15 +299,7 @@ class _JobEvidenceReader(EvidenceReader[Job]):
 
     def consoles(self) -> Iterator[Fact]:
         """Yield lines from the console output of hosts that did not become ready."""
-        kind = self.target.instance_type.name
-        filters = [
-            {"Name": f"tag:{TAG_DEPLOYMENT}", "Values": [self.target.name]},
-            {"Name": "instance-type", "Values": [kind]},
-        ]
-        pages = self.aws.ec2().describe_instances(Filters=filters)["Reservations"]
-        hosts = [each for page in pages for each in page["Instances"]]
-        hosts.sort(key=lambda each: str(each.get("LaunchTime")), reverse=True)
-        for host in hosts[:_CONSOLES]:
+        for host in list_hosts(self.aws.ec2(), self.target)[:_CONSOLES]:
             name = host["InstanceId"]
             output = str(self.aws.ec2().get_console_output(InstanceId=name).get("Output", ""))
             for line in _HOST_LINE.findall(output):

@@ -191,9 +191,8 @@ def test_nodes_to_add_are_checked_against_quota(
 ) -> None:
     monkeypatch.setitem(quotas.VALUES, "L-2C3B7624", 384)
     eks.cli.parameter(contract.SSM_SETTINGS, "{}")
-    assert_refused(
-        eks.run(*SWEEP, "--nodes", "4", "--name", "wide", "--yes", "--scale"),
-        "L-2C3B7624",
-        "or submit with --nodes 3",
-    )
+    refused = eks.run(*SWEEP, "--nodes", "4", "--name", "wide", "--yes", "--scale")
+
+    assert refused.exit_code == 2
+    assert "L-2C3B7624" in refused.stderr and "or submit with --nodes 3" in refused.stderr
     assert eks.run(*SWEEP, "--nodes", "2", "--name", "narrow", "--yes").exit_code == 0

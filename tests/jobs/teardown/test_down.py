@@ -290,10 +290,10 @@ def test_queues_are_reenabled_once_stable_or_command_is_shown(
 
 
 def test_teardown_without_terminal_needs_yes(deployed: Deployed) -> None:
-    assert_refused(
-        deployed.cli.run(*deployed.words()),
-        "refused: destroying deployment 'default' needs confirmation",
-    )
+    result = deployed.cli.run(*deployed.words())
+
+    assert result.exit_code == 2
+    assert "refused: destroying deployment 'default' needs confirmation" in result.stderr
     assert deployed.stacks() == {STORAGE, DATA}
     assert not deployed.receipt.exists()
 
@@ -362,7 +362,11 @@ def test_missing_cli_is_refused(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert_refused(deployed.down(), f"{tmp_path / 'cdk'} is needed to destroy", "make setup")
+    result = deployed.down()
+
+    assert result.exit_code == 2
+    assert f"{tmp_path / 'cdk'} is needed to destroy" in result.stderr
+    assert "make setup" in result.stderr
 
 
 def test_undeletable_object_is_refused(cli: Cli) -> None:

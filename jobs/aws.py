@@ -6,7 +6,7 @@ fakes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -14,6 +14,19 @@ from jobs.errors import Refusal
 from trainium_catalogue.suggest import did_you_mean
 
 Response = Mapping[str, Any]
+
+
+def pages(
+    call: Callable[..., Response], *, token: str = "nextToken", **arguments: Any
+) -> Iterator[Response]:
+    """Yield the pages of a list; ``token`` is the name of the next page's token."""
+    following: dict[str, str] = {}
+    while True:
+        page = call(**arguments, **following)
+        yield page
+        if not page.get(token):
+            return
+        following = {token: page[token]}
 
 
 class SsmClient(Protocol):

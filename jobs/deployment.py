@@ -7,9 +7,10 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeVar
 
-from jobs.aws import SsmClient
+from jobs.aws import SsmClient, pages
 from jobs.errors import Refusal
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
@@ -371,20 +372,25 @@ def _other_deployments(ssm: SsmClient) -> set[str]:
     """List the names of existing deployments, best effort, for a hint."""
     root = contract.ssm_root("").rstrip("/")
     names: set[str] = set()
-    token: dict[str, str] = {}
+    found = pages(ssm.get_parameters_by_path, token="NextToken", Path=root, Recursive=True)
     try:
-        for _ in range(20):
-            page = ssm.get_parameters_by_path(Path=root, Recursive=True, **token)
+        for page in islice(found, 20):
             names |= {
                 item["Name"].removeprefix(f"{root}/").partition("/")[0]
                 for item in page["Parameters"]
             }
-            if not page.get("NextToken"):
-                break
-            token = {"NextToken": page["NextToken"]}
     except Exception:  # a failed hint must not hide the refusal
         return names
     return names
+
+
+def cli_command(deployment: Deployment) -> str:
+    """Build `python -m jobs` with the options that select the deployment."""
+    name = ""
+    if deployment.name != contract.DEFAULT_DEPLOYMENT:
+        name = f" --deployment {deployment.name}"
+    region = f" --region {deployment.region}" if deployment.region else ""
+    return f"python -m jobs{name}{region}"
 
 
 def deploy_command(name: str) -> str:

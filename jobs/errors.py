@@ -74,7 +74,10 @@ def error_code(error: BaseException) -> str | None:
 
 
 def http_status(error: BaseException) -> int:
-    """Return the HTTP status of an error response, 0 for anything else."""
+    """Return the HTTP status of a response from AWS or the Kubernetes API, 0 for other errors."""
+    status = getattr(error, "status", None)
+    if isinstance(status, int):
+        return status
     response: Any = getattr(error, "response", None)
     if not isinstance(response, dict):
         return 0
@@ -83,12 +86,12 @@ def http_status(error: BaseException) -> int:
 
 def is_throttled(error: BaseException) -> bool:
     """Return whether the call was throttled: it had no effect and may be repeated."""
-    return error_code(error) in _THROTTLED or _status(error) == 429
+    return error_code(error) in _THROTTLED or http_status(error) == 429
 
 
 def is_denied(error: BaseException) -> bool:
     """Return whether the caller lacks permission for the call, on AWS or on the cluster."""
-    return error_code(error) in _DENIED or _status(error) == 403
+    return error_code(error) in _DENIED or http_status(error) == 403
 
 
 def is_ambiguous(error: BaseException) -> bool:
@@ -108,13 +111,7 @@ def is_transient(error: BaseException) -> bool:
 
     connection = aws.EndpointConnectionError | aws.ConnectionError | aws.HTTPClientError
     lost = isinstance(error, connection | HTTPError)
-    return lost or is_throttled(error) or _status(error) >= 500
-
-
-def _status(error: BaseException) -> int:
-    """Return the HTTP status of a response from AWS or the Kubernetes API."""
-    status = getattr(error, "status", None)
-    return status if isinstance(status, int) else http_status(error)
+    return lost or is_throttled(error) or http_status(error) >= 500
 
 
 def as_refusal(error: BaseException, *, region: str | None) -> Refusal | None:

@@ -288,10 +288,10 @@ class Job:
 class Explanation:
     """Meaning and remedy of a reason."""
 
-    pattern: str
-    """Shell pattern of a ``statusReason`` or a container's ``reason``."""
     meaning: str
     remedy: str
+    pattern: str = ""
+    """In a table: shell pattern of a ``statusReason`` or a container's ``reason``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

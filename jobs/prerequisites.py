@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jobs.aws import Ec2Client, EcrClient
+from jobs.aws import BatchClient, Ec2Client, EcrClient
+from jobs.deployment import Deployment
+from trainium_catalogue.contract import TAG_DEPLOYMENT
 from trainium_catalogue.instances import InstanceType
 
 _ECR = re.compile(
@@ -44,6 +46,28 @@ def list_offering_zones(client: Ec2Client, instance_type: InstanceType) -> list[
         Filters=[{"Name": "instance-type", "Values": [instance_type.name]}],
     )["InstanceTypeOfferings"]
     return sorted(str(offer["Location"]) for offer in offered)
+
+
+def list_hosts(client: Ec2Client, target: Deployment) -> list[Mapping[str, Any]]:
+    """List the nodes' instances, newest first, including those terminated in the last hour."""
+    pages = client.describe_instances(
+        Filters=[
+            {"Name": f"tag:{TAG_DEPLOYMENT}", "Values": [target.name]},
+            {"Name": "instance-type", "Values": [target.instance_type.name]},
+        ]
+    )["Reservations"]
+    found = [instance for page in pages for instance in page["Instances"]]
+    return sorted(found, key=lambda instance: str(instance.get("LaunchTime")), reverse=True)
+
+
+def find_container(batch: BatchClient, definition: str) -> Mapping[str, Any] | None:
+    """Read the container of a job definition; None if it does not exist or has none."""
+    container: Mapping[str, Any] | None = None
+    for each in batch.describe_job_definitions(jobDefinitions=[definition])["jobDefinitions"]:
+        container = each.get("containerProperties")
+        if nodes := each.get("nodeProperties"):
+            container = nodes["nodeRangeProperties"][0]["container"]
+    return container
 
 
 def interface_endpoints(client: Ec2Client, vpc: str) -> Sequence[Mapping[str, Any]]:

@@ -14,13 +14,12 @@ from typing import Any
 
 from jobs.aws import Aws
 from jobs.bucket.objects import Bucket
-from jobs.deployment import Deployment
+from jobs.deployment import Deployment, cli_command
 from jobs.diagnosis.evidence import RunEvidence, of_job, read_logs
 from jobs.diagnosis.evidence_reader import gather
 from jobs.diagnosis.ranking import ExplainDocument, explanation
 from jobs.job import Job, RunSummary, ready_ms
 from jobs.orchestrators import JobService
-from jobs.output.console import cli_command
 from notifier.notifications import (
     Notification,
     NotificationKind,

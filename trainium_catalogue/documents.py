@@ -59,7 +59,7 @@ def as_document(value: Any) -> Any:
     return value
 
 
-def picked(kind: type[T], source: object, **more: Any) -> T:
+def picked(kind: type[T], source: object, /, **more: Any) -> T:
     """Build a document; fields not in ``more`` are copied from the attributes of ``source``."""
     fields: Any = kind
     names = (field.name for field in dataclasses.fields(fields) if field.name not in more)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jobs.aws import BatchClient
+from jobs.aws import BatchClient, pages
 from jobs.job import ENDED, ON_HOSTS, Attempt, Job, JobKind, Node, NodeLog, Shape
 from trainium_catalogue import contract
 
@@ -80,7 +80,7 @@ def _add_listed_parts(job: Job, batch: BatchClient, parent_status: str) -> Job:
     for status in sorted(_STATUSES, key=lambda status: status != job.status):
         if len(nodes) == job.shape.size:
             break
-        for page in pages(batch, jobStatus=status, **{parent: job.job_id}):
+        for page in pages(batch.list_jobs, jobStatus=status, **{parent: job.job_id}):
             for item in page["jobSummaryList"]:
                 node = _listed_node(item, job.attempts)
                 nodes.setdefault(node.index, node)
@@ -102,17 +102,6 @@ def _listed_node(item: Mapping[str, Any], job_attempts: Sequence[Attempt]) -> No
         status_reason=item.get("statusReason"),
         attempts=(attempt,) if item.get("startedAt") else (),
     )
-
-
-def pages(batch: BatchClient, **kwargs: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the pages of a list of jobs."""
-    token: dict[str, str] = {}
-    while True:
-        page = batch.list_jobs(**kwargs, **token)
-        yield page
-        if not page.get("nextToken"):
-            return
-        token = {"nextToken": page["nextToken"]}
 
 
 def _shape(detail: Mapping[str, Any]) -> Shape:

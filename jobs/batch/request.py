@@ -199,12 +199,7 @@ def check_group(target: Deployment, group: Rule, note: Callable[[str], None]) ->
     """Refuse a default security group that is not the configured one, or that blocks traffic
     among its members.
     """
-    _check_group_id(target, str(group["GroupId"]))
-    _check_rules(target, group, note)
-
-
-def _check_group_id(target: Deployment, group_id: str) -> None:
-    named = target.default_security_group
+    group_id, named = str(group["GroupId"]), target.default_security_group
     if named is not None and named != group_id:
         change = target.redeploy(default_security_group_id=group_id)
         raise Refusal(
@@ -213,11 +208,6 @@ def _check_group_id(target: Deployment, group_id: str) -> None:
             f"{target.vpc}, which is {group_id}: tasks use that one regardless; check its rules, "
             f"and deploy again with {change}",
         )
-
-
-def _check_rules(target: Deployment, group: Rule, note: Callable[[str], None]) -> None:
-    """Refuse a group that does not allow traffic to and from itself."""
-    group_id = str(group["GroupId"])
     accesses = {
         "inbound": self_access(group_id, group.get("IpPermissions", ())),
         "outbound": self_access(group_id, group.get("IpPermissionsEgress", ())),

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from jobs import errors
-from jobs.aws import Aws, BatchClient, LogsClient
-from jobs.batch.describe import array_status, describe_job, find_logs, pages
+from jobs.aws import Aws, BatchClient, LogsClient, pages
+from jobs.batch.describe import array_status, describe_job, find_logs
 from jobs.batch.request import (
     check_default_group,
     check_grace,
@@ -200,7 +200,7 @@ def list_runs(
     summaries = [
         _summary(item, hardware, zones.get(queue))
         for queue, hardware in queues.items()
-        for page in pages(batch, jobQueue=queue, filters=[job_filter])
+        for page in pages(batch.list_jobs, jobQueue=queue, filters=[job_filter])
         for item in page["jobSummaryList"]
         # Batch compares names case-insensitively. The children of an array are not runs.
         if (run is None or item["jobName"] == run) and ":" not in item["jobId"]

@@ -30,7 +30,6 @@ def why_waiting(batch: BatchClient, deployment: Deployment, job: Job) -> Explana
             return _explain_unusable("compute environment", environment)
     if on_cpu:
         return Explanation(
-            pattern="",
             meaning="queue and compute environment are healthy; an instance takes minutes to start",
             remedy=(
                 "if this persists, there may be no Spot capacity for the deployment's "
@@ -49,7 +48,6 @@ def waits_for(batch: BatchClient, job: Job) -> Explanation | None:
     waiting = [f"run {item['jobName']} ({item['status']})" for item in described]
     runs = " and ".join(f"`python -m jobs logs {item['jobName']} --follow`" for item in described)
     return Explanation(
-        pattern="",
         meaning=f"the job waits for {' and '.join(waiting)} to succeed",
         remedy=f"follow with {runs}",
     )
@@ -63,12 +61,10 @@ def _explain_multi_node(
         most = environment.get("computeResources", {}).get("maxvCpus")
         if most is not None and most < vcpus:
             return Explanation(
-                pattern="",
                 meaning=f"the job needs {vcpus} vCPUs; the compute environment allows only {most}",
                 remedy=f"deploy again: {deployment.redeploy(max_nodes=job.num_nodes)}",
             )
     return Explanation(
-        pattern="",
         meaning="queue and compute environment are healthy; hosts take 5 to 10 minutes to start",
         remedy=(
             f"if this persists, check that the account's vCPU quota for {TRAINIUM.name} "
@@ -92,7 +88,6 @@ def _explain_unusable(what: str, item: Mapping[str, Any]) -> Explanation:
             "disable and enable it (`aws batch update-compute-environment`)"
         )
     return Explanation(
-        pattern="",
         meaning=f"the {what} is {item.get('state')} and {item.get('status')}: {reason}",
         remedy=remedy,
     )

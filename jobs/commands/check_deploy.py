@@ -25,13 +25,7 @@ if TYPE_CHECKING:
     from jobs.deploy_check.account import ActiveJob
     from jobs.deploy_check.assembly import SynthesizedStacks
     from jobs.deploy_check.changes import Update
-    from jobs.deploy_check.findings import (
-        DeployChange,
-        DeployDocument,
-        DeployFinding,
-        FindingItem,
-        StackAction,
-    )
+    from jobs.deploy_check.findings import AffectedJob, DeployDocument, DeployStack
 
 EXIT_FOUND = 1
 """Exit code if findings need attention before deploying."""
@@ -70,7 +64,7 @@ def check_deploy(
     from jobs.deploy_check.account import jobs_of_queues, read_stacks
     from jobs.deploy_check.assembly import read_assembly
     from jobs.deploy_check.changes import compare
-    from jobs.deploy_check.findings import HARMLESS, RunningJobs, find_all
+    from jobs.deploy_check.findings import HARMLESS, DeployDocument, RunningJobs, find_all
 
     options = global_options(context, deployment, region)
     aws = Aws(options.region)
@@ -90,11 +84,18 @@ def check_deploy(
             f"be what you deploy; synthesize again with `{planned.synth_command}` and the -c "
             "settings"
         )
-    actions = _actions(planned, deployed, update)
+    document = DeployDocument(
+        deployment=options.deployment,
+        region=aws.region,
+        assembly=str(planned.folder),
+        newer_source=planned.newer,
+        stacks=tuple(_stacks(planned, deployed, update)),
+        findings=tuple(findings),
+    )
     if as_json:
-        print_document(_document(options, aws, planned, actions, update, findings, running.now_s))
+        print_document(document)
     else:
-        _show(actions, update, findings, running.now_s)
+        _show(document)
     is_affected = any(finding.kind not in HARMLESS for finding in findings)
     return EXIT_FOUND if is_affected else EXIT_OK
 
@@ -117,86 +118,32 @@ def _jobs_on_cluster(aws: Aws, options: Globals) -> "list[ActiveJob] | None":
     return [ActiveJob(summary=run, limit_s=None) for run in runs if not run.ended]
 
 
-def _actions(
+def _stacks(
     planned: "SynthesizedStacks", deployed: Mapping[str, Any], update: "Update"
-) -> "dict[str, StackAction]":
-    """Return the action for each stack."""
-    changed = {change.stack for change in update.changes}
-    actions: dict[str, StackAction] = {
-        name: "create" if name not in deployed else "update" if name in changed else "unchanged"
-        for name in planned.templates
-    }
-    return {**actions, **{name: "left-behind" for name in deployed if name not in actions}}
+) -> "Iterator[DeployStack]":
+    """Yield the action for each stack, with its changes."""
+    from jobs.deploy_check.findings import DeployChange, DeployStack, StackAction
 
-
-def _document(
-    options: Globals,
-    aws: Aws,
-    planned: "SynthesizedStacks",
-    actions: "Mapping[str, StackAction]",
-    update: "Update",
-    findings: "list[DeployFinding]",
-    now_s: float,
-) -> "DeployDocument":
-    from jobs.deploy_check.findings import DeployDocument, DeployStack
-
-    return DeployDocument(
-        deployment=options.deployment,
-        region=aws.region,
-        assembly=str(planned.folder),
-        newer_source=planned.newer,
-        stacks=tuple(
-            DeployStack(name=name, action=action, changes=tuple(_changes(name, update)))
-            for name, action in actions.items()
-        ),
-        findings=tuple(_finding(finding, now_s) for finding in findings),
-    )
-
-
-def _changes(stack: str, update: "Update") -> "Iterator[DeployChange]":
-    from jobs.deploy_check.findings import DeployChange
-
-    for change in update.changes:
-        if change.stack == stack:
-            yield DeployChange(
+    for name in dict.fromkeys((*planned.templates, *deployed)):
+        changes = tuple(
+            DeployChange(
                 resource=change.logical_id,
                 type=change.resource_type,
                 fate=change.fate,
-                because=tuple(change.reasons),
+                because=change.reasons,
             )
+            for change in update.changes
+            if change.stack == name
+        )
+        action: StackAction = "update" if changes else "unchanged"
+        if name not in planned.templates:
+            action = "left-behind"
+        elif name not in deployed:
+            action = "create"
+        yield DeployStack(name=name, action=action, changes=changes)
 
 
-def _finding(finding: "DeployFinding", now_s: float) -> "FindingItem":
-    from jobs.deploy_check.findings import AffectedJob, FindingItem
-
-    change = finding.change
-    return FindingItem(
-        kind=finding.kind,
-        stack=finding.stack,
-        resource=None if change is None else change.logical_id,
-        resource_type=None if change is None else change.resource_type,
-        message=finding.message,
-        remedy=finding.remedy,
-        jobs=tuple(
-            AffectedJob(
-                run=job.summary.run,
-                job_id=job.summary.job_id,
-                status=job.summary.status,
-                orchestrator=job.summary.orchestrator,
-                within_minutes=finding.within_minutes,
-                minutes_left=None if (left := job.seconds_left(now_s)) is None else left // 60,
-            )
-            for job in finding.jobs
-        ),
-    )
-
-
-def _show(
-    actions: "Mapping[str, StackAction]",
-    update: "Update",
-    findings: "list[DeployFinding]",
-    now_s: float,
-) -> None:
+def _show(document: "DeployDocument") -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -205,38 +152,37 @@ def _show(
     from jobs.output.terminal import Terminal
 
     console = Terminal()
-    if findings:
+    if document.findings:
         table = Table(show_lines=True)
         for heading in ("finding", "where", "effect", "remedy"):
             # Folded rather than truncated, so that names can be copied from a narrow terminal.
             table.add_column(heading, overflow="fold")
-        for finding in findings:
-            where = [finding.stack]
-            if finding.change is not None:
-                where += [finding.change.logical_id, finding.change.resource_type]
-            lines = [finding.message, *(_job_line(job, now_s) for job in finding.jobs)]
-            cells = (finding.kind, "\n".join(where), "\n".join(lines), finding.remedy)
+        for finding in document.findings:
+            where = (finding.stack, finding.resource, finding.resource_type)
+            lines = [finding.message, *(_job_line(job) for job in finding.jobs)]
+            cells = (finding.kind, "\n".join(filter(None, where)), "\n".join(lines), finding.remedy)
             table.add_row(*(Text(cell) for cell in cells))
         console.print(table)
     parts = [
-        f"{each} {', '.join(name for name, action in actions.items() if action == each)}"
-        for each in ("create", "update", "unchanged")
-        if each in actions.values()
+        f"{action} {', '.join(names)}"
+        for action in ("create", "update", "unchanged")
+        if (names := [stack.name for stack in document.stacks if stack.action == action])
     ]
     console.print("; ".join(parts), soft_wrap=True)
     replaced = [
-        f"{change.stack}/{change.logical_id}"
-        for change in update.changes
+        f"{stack.name}/{change.resource}"
+        for stack in document.stacks
+        for change in stack.changes
         if change.fate in (Fate.REPLACED, Fate.MAYBE_REPLACED)
     ]
     if replaced:
         console.print(f"replaced: {', '.join(replaced)}", soft_wrap=True)
-    if all(finding.kind in HARMLESS for finding in findings):
+    if all(finding.kind in HARMLESS for finding in document.findings):
         console.print("no job ends, no data is lost, nothing is left behind")
 
 
-def _job_line(job: "ActiveJob", now_s: float) -> str:
-    left_s = job.seconds_left(now_s)
-    left = "" if left_s is None else f", {left_s / 3600:.1f} h from its own time limit"
-    is_running = job.summary.status == "RUNNING"
-    return f"- run {job.summary.run}, {job.summary.status}{left if is_running else ''}"
+def _job_line(job: "AffectedJob") -> str:
+    left = ""
+    if job.status == "RUNNING" and job.minutes_left is not None:
+        left = f", {job.minutes_left / 60:.1f} h from its own time limit"
+    return f"- run {job.run}, {job.status}{left}"

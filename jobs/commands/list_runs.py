@@ -14,8 +14,9 @@ from jobs.commands.options import (
 from jobs.diagnosis.ranking import first_cause
 from jobs.errors import EXIT_OK
 from jobs.orchestrators import services_of
-from jobs.output import documents
 from jobs.output.console import note, print_document, status_command
+from jobs.output.documents import ListDocument, ListedRun
+from trainium_catalogue.documents import picked
 from trainium_catalogue.wording import counted
 
 
@@ -42,7 +43,8 @@ def list_runs(
     runs = services_of(aws, target, note).newest_first()
     shown = runs[:limit]
     if as_json:
-        print_document(documents.list_document(target, shown, lambda run: first_cause(run).line))
+        listed = tuple(picked(ListedRun, run, cause=first_cause(run).line) for run in shown)
+        print_document(ListDocument(deployment=target.name, region=target.region, runs=listed))
         return EXIT_OK
     if not runs:
         note(f"no runs in deployment {target.name!r}; submit one: python -m jobs submit --help")

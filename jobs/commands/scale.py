@@ -1,7 +1,6 @@
 """`jobs scale`: set or show the number of nodes in the cluster."""
 
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -103,7 +102,7 @@ def scale(
 
 def _show(service: "EksService", *, as_json: bool) -> int:
     """Show the nodes, the runs on them, and when idle ones are removed."""
-    from jobs.eks.node_users import describe_idle, nodes_of_group, read_use
+    from jobs.eks.node_users import describe_idle, read_use
     from jobs.eks.nodes import count_nodes, read_node_group, read_node_groups
 
     cluster, target = service.cluster(), service.target
@@ -125,7 +124,7 @@ def _show(service: "EksService", *, as_json: bool) -> int:
             echo(f"  {use.nodes.get(instance, 'not joined yet')} ({instance}{zone}): {users}")
     for remark in (*group.health_issues, *nodes.remarks):
         echo(f"  {remark}")
-    idle = describe_idle(nodes_of_group(cluster, target), target, now=datetime.now(UTC))
+    idle = describe_idle(cluster, target)
     if idle is not None:
         echo(idle)
     return EXIT_OK

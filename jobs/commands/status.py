@@ -15,16 +15,16 @@ from jobs.commands.options import (
     command,
     open_deployment,
 )
-from jobs.deployment import Deployment
+from jobs.deployment import Deployment, cli_command, where
 from jobs.diagnosis.cause import Rank
 from jobs.diagnosis.ranking import first_cause
 from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
 from jobs.job import Job, JobKind
 from jobs.orchestrators import JobService, Services, find_job, services_of
 from jobs.output import documents
-from jobs.output.console import cli_command, duration, note, print_document
+from jobs.output.console import age, age_s, duration, note, print_document
 from jobs.output.explain import describe_zone
-from jobs.output.program_status import PROGRAM_STATUS, describe_program
+from jobs.output.program_status import describe_program
 from jobs.output.streams import read_verdict
 from jobs.program.losses import read_losses, why_no_losses
 from trainium_catalogue.contract import PROGRAM, TRAIN_METRICS, Orchestrator, run_key
@@ -82,7 +82,11 @@ def status(
                 target, job, training, cause=first_cause(job).line, zone=service.zone(job)
             )
             if job is not None and service is not None
-            else documents.forgotten_document(target, str(run), training or {})
+            else documents.ForgottenDocument(
+                **where(target, str(run)),
+                workload=(training or {}).get("workload"),
+                training=training or {},
+            )
         )
         print_document(document)
         return code
@@ -99,7 +103,7 @@ def status(
     shown = job.run if job else str(run)
     if plot:
         kinds = ((training or {}).get("kind"), job.workload if job else None)
-        _plot(console, bucket, shown, of_program=bool({PROGRAM_STATUS, PROGRAM} & {*kinds}))
+        _plot(console, bucket, shown, of_program=PROGRAM in kinds)
     return code
 
 
@@ -185,7 +189,7 @@ def _plot(console: Any, bucket: Bucket, run: str, *, of_program: bool) -> None:
 
 
 def _describe(status: Mapping[str, Any], job: Job | None, now: datetime) -> str:
-    if status.get("kind") == PROGRAM_STATUS:
+    if status.get("kind") == PROGRAM:
         at = job.created_at_ms if job else None
         return describe_program(status, submitted_at_ms=at, now=now)
     return describe_training(status, job_id=job.job_id if job else None, now=now)
@@ -272,34 +276,19 @@ def _checkpoint(status: Mapping[str, Any], now: datetime) -> str:
     step = status.get("last_checkpoint_step")
     text = "no checkpoint yet"
     if step is not None:
-        age = _age(status.get("last_checkpoint_time"), now)
-        when = "by an earlier attempt" if age is None else f"{age} ago"
+        since = age(status.get("last_checkpoint_time"), now)
+        when = "by an earlier attempt" if since is None else f"{since} ago"
         text = f"last checkpoint: step {step:,}, {when}"
     failed = int(status.get("failed_saves") or 0)
     return text + (f"; {counted(failed, 'save')} failed, see the log" if failed else "")
 
 
 def _origin(status: Mapping[str, Any], *, job_id: str | None, now: datetime) -> str:
-    age_s = _age_s(status.get("time"), now)
+    seconds = age_s(status.get("time"), now)
     nodes = counted(int(status.get("num_nodes") or 0), "node")
     text = f"attempt {status.get('attempt')} on {nodes}"
-    if age_s is not None and age_s > _OLD_S:
-        text += f", as of {duration(age_s)} ago"
+    if seconds is not None and seconds > _OLD_S:
+        text += f", as of {duration(seconds)} ago"
     if job_id is not None and status.get("job_id") not in (None, job_id):
         text += ", from an earlier job of the run"
     return text
-
-
-def _age(time: Any, now: datetime) -> str | None:
-    seconds = _age_s(time, now)
-    return None if seconds is None else duration(seconds)
-
-
-def _age_s(time: Any, now: datetime) -> float | None:
-    try:
-        then = datetime.fromisoformat(str(time))
-    except ValueError:
-        return None
-    if then.tzinfo is None:
-        then = then.replace(tzinfo=UTC)
-    return max(0.0, (now - then).total_seconds())

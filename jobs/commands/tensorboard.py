@@ -237,29 +237,19 @@ class _Log:
 
 
 def _logs(bucket: Bucket, run: str) -> Iterator[_Log]:
-    prefix = run_prefix(run, "logs")
-    for stored in bucket.objects(prefix):
-        if _EVENTS in stored.key.rpartition("/")[2]:
-            name = stored.key.removeprefix(prefix)
-            yield _Log(
-                name=name,
-                stored_name=name,
-                key=stored.key,
-                size=stored.size,
-                origin=stored.key,
-            )
     # A program may write event files to its checkpoints or to its output.
     output = f"{run_prefix(run, 'results')}output/"
-    for stored in bucket.objects(output):
-        if _EVENTS in stored.key.rpartition("/")[2]:
-            name = stored.key.removeprefix(output)
-            yield _Log(
-                name=f"output/{name}",
-                stored_name=name,
-                key=stored.key,
-                size=stored.size,
-                origin=stored.key,
-            )
+    for prefix, folder in ((run_prefix(run, "logs"), ""), (output, "output/")):
+        for stored in bucket.objects(prefix):
+            if _EVENTS in stored.key.rpartition("/")[2]:
+                name = stored.key.removeprefix(prefix)
+                yield _Log(
+                    name=f"{folder}{name}",
+                    stored_name=name,
+                    key=stored.key,
+                    size=stored.size,
+                    origin=stored.key,
+                )
     snapshot = newest_snapshot(bucket, run)
     if snapshot is None:
         return

@@ -45,9 +45,7 @@ def stack_pattern(deployment: str) -> re.Pattern[str]:
     return re.compile(rf"trainium-{re.escape(deployment)}-[a-z]+")
 
 
-def read_assembly(
-    folder: Path, *, deployment: str, region: str | None, repository: Path = REPOSITORY
-) -> SynthesizedStacks:
+def read_assembly(folder: Path, *, deployment: str, region: str | None) -> SynthesizedStacks:
     """Read the stacks; refuse an invalid assembly, or one for another deployment or region."""
     manifest = folder / "manifest.json"
     if not manifest.exists():
@@ -85,7 +83,7 @@ def read_assembly(
         folder=folder,
         templates=templates,
         dependencies=dependencies,
-        newer=newer_source(manifest, repository=repository),
+        newer=newer_source(manifest),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -25,7 +25,7 @@ from jobs.deploy_check.effects import (
     has_trainium_nodes,
 )
 from trainium_catalogue.contract import Orchestrator
-from trainium_catalogue.documents import Amount
+from trainium_catalogue.documents import Amount, picked
 
 
 class FindingKind(StrEnum):
@@ -48,21 +48,6 @@ class FindingKind(StrEnum):
 
 
 HARMLESS = frozenset({FindingKind.GOES_ON})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeployFinding:
-    """A consequence of the deployment, and its remedy."""
-
-    kind: FindingKind
-    stack: str
-    message: str
-    remedy: str
-    change: Change | None = None
-    """The change; None for a finding about the stack."""
-    jobs: tuple[ActiveJob, ...] = ()
-    within_minutes: float = 0
-    """Minutes from the update of their resource until the jobs are ended; 0 for immediately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +135,7 @@ def find_all(
     stacks: Mapping[str, DeployedStack],
     assembly: SynthesizedStacks,
     running: RunningJobs,
-) -> list[DeployFinding]:
+) -> list[FindingItem]:
     """Return all findings, most serious first."""
     found = [
         *_busy_stacks(stacks, assembly.templates),
@@ -171,7 +156,7 @@ def find_all(
 
 def _busy_stacks(
     stacks: Mapping[str, DeployedStack], assembly: Iterable[str]
-) -> Iterator[DeployFinding]:
+) -> Iterator[FindingItem]:
     """Find stacks that CloudFormation cannot update in their current status."""
     for name in assembly:
         stack = stacks.get(name)
@@ -186,12 +171,12 @@ def _busy_stacks(
         else:
             continue
         message = f"the stack is {stack.status}, so CloudFormation cannot update it"
-        yield DeployFinding(kind=FindingKind.REFUSED, stack=name, message=message, remedy=remedy)
+        yield _of_stack(FindingKind.REFUSED, name, message, remedy)
 
 
 def _locked_exports(
     update: Update, stacks: Mapping[str, DeployedStack], assembly: SynthesizedStacks
-) -> Iterator[DeployFinding]:
+) -> Iterator[FindingItem]:
     """Find exports in use, which cannot be removed or changed (CloudFormation User Guide)."""
     deployed = {name: stack.template for name, stack in stacks.items()}
     for stack, template in update.after.items():
@@ -222,9 +207,7 @@ def _locked_exports(
                 f"export {name} {change}, which CloudFormation refuses, because it is in use by "
                 f"{users}"
             )
-            yield DeployFinding(
-                kind=FindingKind.REFUSED, stack=stack, message=message, remedy=remedy
-            )
+            yield _of_stack(FindingKind.REFUSED, stack, message, remedy)
 
 
 def _exports(template: Template) -> dict[str, str]:
@@ -242,7 +225,7 @@ def _importers(templates: Mapping[str, Template], export: str) -> set[str]:
     return {name for name, template in templates.items() if wanted in json.dumps(template)}
 
 
-def _name_conflict(change: Change) -> Iterator[DeployFinding]:
+def _name_conflict(change: Change) -> Iterator[FindingItem]:
     """Find a replacement whose name or addresses conflict, because it is created first."""
     names = NAMED.get(change.resource_type, ())
     same = [name for name in names if name in change.properties and name not in change.changed]
@@ -257,7 +240,7 @@ def _name_conflict(change: Change) -> Iterator[DeployFinding]:
         )
 
 
-def _mixed_update(change: Change) -> Iterator[DeployFinding]:
+def _mixed_update(change: Change) -> Iterator[FindingItem]:
     """Find a node group that combines a new image or version with another change.
 
     Not allowed by the CloudFormation template reference, AWS::EKS::Nodegroup, ReleaseVersion and
@@ -277,7 +260,7 @@ def _mixed_update(change: Change) -> Iterator[DeployFinding]:
         )
 
 
-def _lost(change: Change) -> Iterator[DeployFinding]:
+def _lost(change: Change) -> Iterator[FindingItem]:
     """Find a resource whose contents are lost, or that is retained outside the stack."""
     if not change.gone and change.fate is not Fate.MAYBE_REPLACED:
         return
@@ -302,7 +285,7 @@ def _lost(change: Change) -> Iterator[DeployFinding]:
 
 def _ended(
     change: Change, stacks: Mapping[str, DeployedStack], running: RunningJobs
-) -> Iterator[DeployFinding]:
+) -> Iterator[FindingItem]:
     """Find running or waiting jobs that a change affects."""
     effect = effect_of(change)
     if effect is None:
@@ -359,15 +342,8 @@ def _ended(
         ),
     ):
         if touched:
-            yield DeployFinding(
-                kind=kind,
-                stack=change.stack,
-                message=f"{effect.what}; {message}",
-                remedy=remedy,
-                change=change,
-                jobs=tuple(touched),
-                within_minutes=effect.within_minutes,
-            )
+            affected = [_affected(job, now_s, effect.within_minutes) for job in touched]
+            yield _of_change(kind, change, f"{effect.what}; {message}", remedy, affected)
 
 
 def _ends(job: ActiveJob, effect: Effect, jobs: list[ActiveJob], now_s: float) -> bool:
@@ -394,7 +370,7 @@ def _when(effect: Effect) -> str:
 
 def _left_behind(
     stacks: Mapping[str, DeployedStack], assembly: Iterable[str]
-) -> Iterator[DeployFinding]:
+) -> Iterator[FindingItem]:
     """Find deployed stacks that are not in the assembly."""
     for name in sorted(set(stacks) - set(assembly)):
         types = [entry["Type"] for entry in stacks[name].template.get("Resources", {}).values()]
@@ -403,17 +379,13 @@ def _left_behind(
         if costly:
             cost = f"you are still billed for its {', '.join(costly)}"
         message = f"the assembly no longer has this stack: it is not deleted, and {cost}"
-        yield DeployFinding(
-            kind=FindingKind.STAYS,
-            stack=name,
-            message=message,
-            remedy=f"{_KEEP}; to remove it, run `{_destroy(name)}`",
-        )
+        remedy = f"{_KEEP}; to remove it, run `{_destroy(name)}`"
+        yield _of_stack(FindingKind.STAYS, name, message, remedy)
 
 
 def _split(
     update: Update, stacks: Mapping[str, DeployedStack], running: RunningJobs
-) -> Iterator[DeployFinding]:
+) -> Iterator[FindingItem]:
     """Find jobs submitted before a second zone existed, whose pods are not pinned to a zone."""
     for name, template in update.after.items():
         before, after = (
@@ -422,16 +394,15 @@ def _split(
         )
         if before != 1 or after < 2 or (jobs := running.on_cluster()) == []:
             continue
-        kind = FindingKind.UNKNOWN if jobs is None else FindingKind.SPLITS_JOBS
-        yield DeployFinding(
-            kind=kind,
-            stack=name,
-            message="nodes will be in several zones; pods of earlier jobs are not restricted to "
+        yield _of_stack(
+            FindingKind.UNKNOWN if jobs is None else FindingKind.SPLITS_JOBS,
+            name,
+            "nodes will be in several zones; pods of earlier jobs are not restricted to "
             "one zone, and may start in different ones"
             + ("; the jobs are unknown" if jobs is None else ""),
-            remedy="wait until they have ended, or stop them and submit them again after the "
+            "wait until they have ended, or stop them and submit them again after the "
             "deployment; a training run resumes from its newest checkpoint",
-            jobs=tuple(jobs or ()),
+            [_affected(job, running.now_s) for job in jobs or ()],
         )
 
 
@@ -448,7 +419,30 @@ def _why(change: Change) -> str:
     return ", ".join(change.reasons) or "its type changes"
 
 
-def _of_change(kind: FindingKind, change: Change, message: str, remedy: str) -> DeployFinding:
-    return DeployFinding(
-        kind=kind, stack=change.stack, message=message, remedy=remedy, change=change
+def _affected(job: ActiveJob, now_s: float, within_minutes: float = 0) -> AffectedJob:
+    left_s = job.seconds_left(now_s)
+    minutes_left = None if left_s is None else left_s // 60
+    return picked(
+        AffectedJob, job.summary, within_minutes=within_minutes, minutes_left=minutes_left
     )
+
+
+def _of_stack(
+    kind: FindingKind, stack: str, message: str, remedy: str, jobs: Iterable[AffectedJob] = ()
+) -> FindingItem:
+    return FindingItem(
+        kind=kind,
+        stack=stack,
+        resource=None,
+        resource_type=None,
+        message=message,
+        remedy=remedy,
+        jobs=tuple(jobs),
+    )
+
+
+def _of_change(
+    kind: FindingKind, change: Change, message: str, remedy: str, jobs: Iterable[AffectedJob] = ()
+) -> FindingItem:
+    found = _of_stack(kind, change.stack, message, remedy, jobs)
+    return replace(found, resource=change.logical_id, resource_type=change.resource_type)

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from jobs.capacity import ON_DEMAND, SPOT, TRAINIUM, Quota, needed_quota
-from jobs.deployment import Deployment
+from jobs.deployment import Deployment, cli_command
 from jobs.diagnosis.evidence import EvidenceSource, Fact, RunEvidence
 from jobs.eks.nodes import scale_command
 from jobs.job import Job, JobRequest
-from jobs.output.console import cli_command
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode

@@ -16,7 +16,7 @@ from jobs.errors import Refusal
 from jobs.job import JobRequest
 from jobs.orchestrators import service_for
 from trainium_catalogue.contract import Orchestrator
-from trainium_catalogue.documents import Positive
+from trainium_catalogue.documents import Positive, picked
 from trainium_catalogue.workloads import Hardware
 
 _COMMAND = re.compile(r"`((?:python -m jobs|cdk|aws|kubectl) [^`]+)`")
@@ -96,13 +96,12 @@ def examine(
         names = fields(target, request, evidence)
         for cause, facts in ranked_causes:
             obstacles.append(
-                Obstacle(
-                    severity=cause.severity,
+                picked(
+                    Obstacle,
+                    cause,
                     cause=cause.name,
-                    says=cause.says,
                     evidence=shown(facts),
                     remedy=cause.remedy.format(**names),
-                    source=cause.source,
                 )
             )
         explained = [fact for _, facts in ranked_causes for fact in facts]

@@ -24,77 +24,45 @@ SILENCE_S = 1800.0
 
 
 class EvidenceSource(StrEnum):
-    """Source of a fact, as in documents."""
+    """Source of a fact, as in documents, with a heading."""
 
-    STATE = "state"
-    REASON = "reason"
-    LOG = "log"
-    SILENCE = "silence"
-    DEPENDENCY = "dependency"
-    QUEUE = "queue"
-    ENVIRONMENT = "environment"
-    LIMIT = "limit"
-    AHEAD = "ahead"
-    QUOTA = "quota"
-    RESERVATION = "reservation"
-    ACTIVITY = "activity"
-    ADDRESSES = "addresses"
-    HOST = "host"
-    GROUP = "group"
-    NODE_GROUP = "node-group"
-    NODES = "nodes"
-    NODE = "node"
-    SCALER = "scaler"
-    EVENT = "event"
-    TERMINATING_PODS = "leaving"
-    OFFERING = "offering"
-    IMAGE = "image"
-    HOST_IMAGE = "host-image"
-    CLUSTER = "cluster"
-    BUCKET = "bucket"
-    KEY = "key"
-    ENDPOINT = "endpoint"
-    PERMISSION = "right"
-    REQUEST = "request"
+    heading: str
 
-    @property
-    def heading(self) -> str:
-        """Heading for the source."""
-        return _TITLES[self]
+    def __new__(cls, value: str, heading: str) -> EvidenceSource:
+        source = str.__new__(cls, value)
+        source._value_, source.heading = value, heading
+        return source
 
-
-_TITLES: Mapping[EvidenceSource, str] = {
-    EvidenceSource.STATE: "status of the job",
-    EvidenceSource.REASON: "status reasons of the job and its nodes",
-    EvidenceSource.LOG: "last lines of the log",
-    EvidenceSource.SILENCE: "time since the last line",
-    EvidenceSource.DEPENDENCY: "jobs it waits for",
-    EvidenceSource.QUEUE: "job queue",
-    EvidenceSource.ENVIRONMENT: "compute environment",
-    EvidenceSource.LIMIT: "size limit of the deployment",
-    EvidenceSource.AHEAD: "runs ahead",
-    EvidenceSource.QUOTA: "account quota",
-    EvidenceSource.RESERVATION: "capacity reservation",
-    EvidenceSource.ACTIVITY: "scaling activities",
-    EvidenceSource.ADDRESSES: "subnet addresses",
-    EvidenceSource.HOST: "instances and their console output",
-    EvidenceSource.GROUP: "default security group",
-    EvidenceSource.NODE_GROUP: "node group",
-    EvidenceSource.NODES: "number of nodes",
-    EvidenceSource.NODE: "node conditions",
-    EvidenceSource.SCALER: "node scaler",
-    EvidenceSource.EVENT: "cluster events",
-    EvidenceSource.TERMINATING_PODS: "pods of the previous attempt",
-    EvidenceSource.OFFERING: "zones that offer the type",
-    EvidenceSource.IMAGE: "image",
-    EvidenceSource.HOST_IMAGE: "AMI",
-    EvidenceSource.CLUSTER: "cluster",
-    EvidenceSource.BUCKET: "bucket",
-    EvidenceSource.KEY: "KMS key of the bucket",
-    EvidenceSource.ENDPOINT: "VPC endpoints",
-    EvidenceSource.PERMISSION: "permissions of the caller",
-    EvidenceSource.REQUEST: "submission",
-}
+    STATE = "state", "status of the job"
+    REASON = "reason", "status reasons of the job and its nodes"
+    LOG = "log", "last lines of the log"
+    SILENCE = "silence", "time since the last line"
+    DEPENDENCY = "dependency", "jobs it waits for"
+    QUEUE = "queue", "job queue"
+    ENVIRONMENT = "environment", "compute environment"
+    LIMIT = "limit", "size limit of the deployment"
+    AHEAD = "ahead", "runs ahead"
+    QUOTA = "quota", "account quota"
+    RESERVATION = "reservation", "capacity reservation"
+    ACTIVITY = "activity", "scaling activities"
+    ADDRESSES = "addresses", "subnet addresses"
+    HOST = "host", "instances and their console output"
+    GROUP = "group", "default security group"
+    NODE_GROUP = "node-group", "node group"
+    NODES = "nodes", "number of nodes"
+    NODE = "node", "node conditions"
+    SCALER = "scaler", "node scaler"
+    EVENT = "event", "cluster events"
+    TERMINATING_PODS = "leaving", "pods of the previous attempt"
+    OFFERING = "offering", "zones that offer the type"
+    IMAGE = "image", "image"
+    HOST_IMAGE = "host-image", "AMI"
+    CLUSTER = "cluster", "cluster"
+    BUCKET = "bucket", "bucket"
+    KEY = "key", "KMS key of the bucket"
+    ENDPOINT = "endpoint", "VPC endpoints"
+    PERMISSION = "right", "permissions of the caller"
+    REQUEST = "request", "submission"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar
 
-from jobs.aws import Aws
+from jobs.aws import Aws, pages
 from jobs.batch.request import check_group, find_group
 from jobs.capacity import needed_quota, read_quota, read_window, utc
 from jobs.deployment import Deployment
@@ -27,8 +27,9 @@ from jobs.eks.waiting import (
 from jobs.errors import Refusal
 from jobs.job import ENDED, Job, JobRequest, RunSummary
 from jobs.orchestrators import JobService
+from jobs.prerequisites import list_hosts
 from trainium_catalogue import kubernetes
-from trainium_catalogue.contract import TAG_DEPLOYMENT, Orchestrator
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.eks import cluster_addresses_per_node
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.instances import EfaLayout
@@ -298,15 +299,7 @@ class _JobEvidenceReader(EvidenceReader[Job]):
 
     def consoles(self) -> Iterator[Fact]:
         """Yield lines from the console output of hosts that did not become ready."""
-        kind = self.target.instance_type.name
-        filters = [
-            {"Name": f"tag:{TAG_DEPLOYMENT}", "Values": [self.target.name]},
-            {"Name": "instance-type", "Values": [kind]},
-        ]
-        pages = self.aws.ec2().describe_instances(Filters=filters)["Reservations"]
-        hosts = [each for page in pages for each in page["Instances"]]
-        hosts.sort(key=lambda each: str(each.get("LaunchTime")), reverse=True)
-        for host in hosts[:_CONSOLES]:
+        for host in list_hosts(self.aws.ec2(), self.target)[:_CONSOLES]:
             name = host["InstanceId"]
             output = str(self.aws.ec2().get_console_output(InstanceId=name).get("Output", ""))
             for line in _HOST_LINE.findall(output):
@@ -383,9 +376,7 @@ class _JobEvidenceReader(EvidenceReader[Job]):
 
     def _terminating_pods(self, service: EksService) -> Iterator[Fact]:
         found = (
-            explain_terminating_pods(service.view(), self.job)
-            if self.job.status == "RUNNABLE"
-            else None
+            explain_terminating_pods(service, self.job) if self.job.status == "RUNNABLE" else None
         )
         if found is not None:
             yield Fact(source=EvidenceSource.TERMINATING_PODS, text=found.meaning, is_problem=True)
@@ -405,19 +396,15 @@ class _JobEvidenceReader(EvidenceReader[Job]):
 
 def scaling_groups(aws: Aws, environments: Sequence[str]) -> list[Mapping[str, Any]]:
     """Find Batch's Auto Scaling groups, whose names contain the name of the compute environment."""
-    found: list[Mapping[str, Any]] = []
-    token: dict[str, str] = {}
-    while environments:
-        page = aws.autoscaling().describe_auto_scaling_groups(MaxRecords=100, **token)
-        found += [
-            group
-            for group in page["AutoScalingGroups"]
-            if any(f"{name}-asg-" in group["AutoScalingGroupName"] for name in environments)
-        ]
-        if not page.get("NextToken"):
-            break
-        token = {"NextToken": page["NextToken"]}
-    return found
+    if not environments:
+        return []
+    list_groups = aws.autoscaling().describe_auto_scaling_groups
+    return [
+        group
+        for page in pages(list_groups, token="NextToken", MaxRecords=100)
+        for group in page["AutoScalingGroups"]
+        if any(f"{name}-asg-" in group["AutoScalingGroupName"] for name in environments)
+    ]
 
 
 def _state_of(source: EvidenceSource, item: Mapping[str, Any]) -> Fact:

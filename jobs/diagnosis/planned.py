@@ -20,13 +20,15 @@ from jobs.eks.service import EksService
 from jobs.errors import error_code
 from jobs.job import JobRequest
 from jobs.prerequisites import (
+    find_container,
     interface_endpoints,
     is_in_registry,
+    list_hosts,
     list_offering_zones,
     sdk_of_image,
 )
 from trainium_catalogue import contract
-from trainium_catalogue.contract import ENV_NEURON_RELEASE, TAG_DEPLOYMENT, Orchestrator
+from trainium_catalogue.contract import ENV_NEURON_RELEASE, Orchestrator
 from trainium_catalogue.kubernetes import SCALER
 from trainium_catalogue.releases import NEURON_RELEASES, NeuronRelease
 from trainium_catalogue.workloads import Hardware
@@ -280,15 +282,10 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
 
     def _num_running(self) -> int:
         """Count the nodes that already have addresses."""
-        reservations = self.aws.ec2().describe_instances(
-            Filters=[
-                {"Name": f"tag:{TAG_DEPLOYMENT}", "Values": [self.target.name]},
-                {"Name": "instance-type", "Values": [self.target.instance_type.name]},
-                {"Name": "instance-state-name", "Values": ["pending", "running"]},
-            ]
-        )["Reservations"]
-        on_nodes = self.job.hardware is Hardware.TRAINIUM
-        return sum(len(each["Instances"]) for each in reservations) if on_nodes else 0
+        if self.job.hardware is Hardware.CPU:
+            return 0
+        states = [host["State"]["Name"] for host in list_hosts(self.aws.ec2(), self.target)]
+        return states.count("pending") + states.count("running")
 
     # --- images ----------------------------------------------------------------------------------
     def image(self) -> Iterator[Fact]:
@@ -298,7 +295,7 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
             uri, image_release = self.service.eks.image, None
         else:
             definition = str(self.job.job_definition)
-            container = self._container(definition)
+            container = find_container(self.aws.batch(), definition)
             if container is None:
                 text = f"Batch has no job definition {definition} with a container"
                 self.evidence.names["fix"] = self.target.redeploy().split("`")[1]
@@ -320,19 +317,6 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
         else:
             text = f"{uri} {'exists' if found else 'does not exist'}"
             yield Fact(source=source, text=text, is_problem=not found)
-
-    def _container(self, definition: str) -> Mapping[str, Any] | None:
-        """Read the container of a job definition; None if it does not exist or has none."""
-        container: Mapping[str, Any] | None = None
-        found = self.aws.batch().describe_job_definitions(jobDefinitions=[definition])
-        for each in found["jobDefinitions"]:
-            nodes = each.get("nodeProperties")
-            container = (
-                nodes["nodeRangeProperties"][0]["container"]
-                if nodes
-                else each.get("containerProperties")
-            )
-        return container
 
     def host_images(self, names: Sequence[str]) -> Iterator[Fact]:
         """Check whether the hosts' AMI exists, and matches the Neuron release."""

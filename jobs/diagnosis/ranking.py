@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobs.deployment import Deployment, RunFields, where
@@ -10,6 +10,7 @@ from jobs.diagnosis.cause import CAUSES, Cause, Rank, fields
 from jobs.diagnosis.evidence import EvidenceSource, Fact, RunEvidence, of_job, of_summary
 from jobs.job import Job, JobStatus, RunSummary, ZonePosition
 from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.documents import picked
 
 _FACTS_SHOWN = 3
 
@@ -105,7 +106,17 @@ def explanation(
         status=job.status,
         orchestrator=job.orchestrator,
         cause=causes[0][0].line,
-        causes=tuple(_ranked_cause(cause, facts, known) for cause, facts in causes),
+        causes=tuple(
+            picked(
+                RankedCause,
+                cause,
+                cause=cause.name,
+                earlier=facts[0].past,
+                evidence=shown(facts),
+                remedy=cause.remedy.format(**known),
+            )
+            for cause, facts in causes
+        ),
         zone=zone,
         last_lines=tuple(lines[-_FACTS_SHOWN:]),
         unread=tuple(evidence.unread),
@@ -115,14 +126,3 @@ def explanation(
 def shown(facts: Sequence[Fact]) -> tuple[FactItem, ...]:
     """Return the first facts, for documents."""
     return tuple(FactItem(source=fact.source, text=fact.text) for fact in facts[:_FACTS_SHOWN])
-
-
-def _ranked_cause(cause: Cause, facts: Sequence[Fact], known: Mapping[str, object]) -> RankedCause:
-    return RankedCause(
-        cause=cause.name,
-        says=cause.says,
-        earlier=facts[0].past,
-        evidence=shown(facts),
-        remedy=cause.remedy.format(**known),
-        source=cause.source,
-    )

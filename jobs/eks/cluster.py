@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from jobs.aws import Aws
-from jobs.errors import Refusal, error_code
+from jobs.errors import Refusal, error_code, http_status
 from trainium_catalogue import kubernetes
 
 Json = dict[str, Any]
@@ -175,15 +175,9 @@ class refusing:
             raise refusal from None
 
 
-def status_of(error: BaseException) -> int:
-    """Return the HTTP status of the API server's response, 0 for any other error."""
-    status = getattr(error, "status", None)
-    return status if isinstance(status, int) else 0
-
-
 def is_missing(error: BaseException) -> bool:
     """Return whether the object does not exist."""
-    return status_of(error) == 404
+    return http_status(error) == 404
 
 
 def from_kubernetes(error: BaseException) -> Refusal | None:
@@ -202,7 +196,7 @@ def from_kubernetes(error: BaseException) -> Refusal | None:
     if not isinstance(error, ApiException):
         return None
     message = _message(error)
-    match status_of(error):
+    match http_status(error):
         case 401:
             return Refusal(
                 "cluster-credentials",

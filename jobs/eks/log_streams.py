@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any
 
-from jobs.aws import LogStreamsClient
+from jobs.aws import LogStreamsClient, pages
 from jobs.job import Job, NodeLog
 from trainium_catalogue import kubernetes
 
@@ -24,7 +23,14 @@ def list_streams(
     start = f"{kubernetes.LOG_STREAM_PREFIX}{job.job_id}-{kubernetes.TASK}-"
     name_of = re.compile(rf"{re.escape(start)}(\d+)-\d+/[^/]+")
     starts = [start] if nodes is None else [f"{start}{node}-" for node in sorted(nodes)]
-    listed = [stream for each in starts for stream in _streams(logs, log_group, each)]
+    listed = [
+        stream
+        for each in starts
+        for page in pages(
+            logs.describe_log_streams, logGroupName=log_group, logStreamNamePrefix=each
+        )
+        for stream in page["logStreams"]
+    ]
     node_logs: list[NodeLog] = []
     number, seen = 1, set[int]()
     for stream in sorted(listed, key=lambda each: each["creationTime"]):
@@ -38,14 +44,3 @@ def list_streams(
         seen.add(node)
         node_logs.append(NodeLog(name=name, node=node, attempt=attempt))
     return node_logs
-
-
-def _streams(logs: LogStreamsClient, log_group: str, start: str) -> list[Any]:
-    streams: list[Any] = []
-    token: dict[str, str] = {}
-    while True:
-        page = logs.describe_log_streams(logGroupName=log_group, logStreamNamePrefix=start, **token)
-        streams += page["logStreams"]
-        if not page.get("nextToken"):
-            return streams
-        token = {"nextToken": page["nextToken"]}

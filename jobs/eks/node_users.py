@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from jobs.deployment import Deployment, DeploymentFields
-from jobs.eks.cluster import JOBS, NODES, PODS, Cluster, Json, status_of
+from jobs.eks.cluster import JOBS, NODES, PODS, Cluster, Json
 from jobs.eks.describe import run_of
 from jobs.eks.nodes import scale_command
-from jobs.errors import Refusal
+from jobs.errors import Refusal, http_status
 from trainium_catalogue import kubernetes
 from trainium_catalogue.documents import Timestamp
 from trainium_catalogue.node_use import (
@@ -71,7 +71,7 @@ def pods_of_all(cluster: Cluster) -> list[Json]:
     try:
         return cluster.items(ALL_PODS)
     except Exception as error:
-        if status_of(error) != 403:
+        if http_status(error) != 403:
             raise
         return cluster.items(PODS)
 
@@ -137,20 +137,20 @@ def busy_remark(cluster: Cluster, deployment: Deployment, num_nodes: int) -> str
 
 
 def try_idle_remark(cluster: Cluster, deployment: Deployment) -> str | None:
-    """Call ``describe_idle`` on the current nodes, best effort."""
+    """Call ``describe_idle``, best effort."""
     try:
-        nodes = nodes_of_group(cluster, deployment)
+        return describe_idle(cluster, deployment)
     except Exception:
         return None
-    return describe_idle(nodes, deployment, now=datetime.now(UTC))
 
 
-def describe_idle(nodes: Sequence[Json], deployment: Deployment, *, now: datetime) -> str | None:
+def describe_idle(cluster: Cluster, deployment: Deployment) -> str | None:
     """Describe how many nodes are idle and when the first is removed; None if none is."""
     assert deployment.eks is not None
     minutes = deployment.eks.idle_minutes
     if minutes is None:
         return None
+    nodes = nodes_of_group(cluster, deployment)
     times = [moment for node in nodes if (moment := removal_time(node, timedelta(minutes=minutes)))]
     if not times:
         return None
@@ -158,7 +158,7 @@ def describe_idle(nodes: Sequence[Json], deployment: Deployment, *, now: datetim
     if len(times) > 1:
         what, them = f"the first of {len(times)} idle nodes", "all of them"
     return (
-        f"{what} will be removed {_when(min(times), now)} unless a job uses it; to remove {them} "
+        f"{what} will be removed {_when(min(times))} unless a job uses it; to remove {them} "
         f"immediately: {scale_command(deployment, len(nodes) - len(times))}"
     )
 
@@ -203,8 +203,8 @@ def idle_nodes(cluster: Cluster, deployment: Deployment) -> tuple[IdleNode, ...]
     )
 
 
-def _when(moment: datetime, now: datetime) -> str:
-    left = moment - now
+def _when(moment: datetime) -> str:
+    left = moment - datetime.now(UTC)
     if left <= timedelta(0):
         return "shortly"
     return f"at {moment.astimezone(UTC):%H:%M} UTC (in {-(-left // timedelta(minutes=1))} min)"

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 
 from jobs import errors
 from jobs.aws import Aws
-from jobs.deployment import Deployment
+from jobs.deployment import Deployment, cli_command
 from jobs.eks.cluster import MERGE_PATCH, NODE_REQUEST, NODES, Cluster, Json, is_missing
 from jobs.errors import Refusal
 from trainium_catalogue import kubernetes
-from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
 from trainium_catalogue.node_use import NodeRequest, is_cordoned, why_unusable
 from trainium_catalogue.wording import counted
 
@@ -193,9 +192,7 @@ def check_ready(cluster: Cluster, deployment: Deployment, num_nodes: int) -> Non
 
 def scale_command(deployment: Deployment, num_nodes: int) -> str:
     """Build the command that changes the number of nodes."""
-    chosen = "" if deployment.name == DEFAULT_DEPLOYMENT else f"--deployment {deployment.name} "
-    region = f"--region {deployment.region} " if deployment.region else ""
-    return f"python -m jobs {chosen}{region}scale --nodes {num_nodes}"
+    return f"{cli_command(deployment)} scale --nodes {num_nodes}"
 
 
 def check_scale(deployment: Deployment, num_nodes: int) -> None:

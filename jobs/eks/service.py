@@ -21,7 +21,6 @@ from jobs.eks.cluster import (
     Json,
     is_missing,
     refusing,
-    status_of,
 )
 from jobs.eks.describe import (
     STOPPED_BY,
@@ -37,7 +36,7 @@ from jobs.eks.log_streams import list_streams
 from jobs.eks.node_users import busy_remark
 from jobs.eks.nodes import check_ready
 from jobs.eks.request import check_run_label, dry_run, launch_spec
-from jobs.eks.waiting import ClusterView, waits_for, why_waiting
+from jobs.eks.waiting import waits_for, why_waiting
 from jobs.job import Explanation, Job, JobRequest, NodeLog, RunSummary, Shape, ZonePosition
 from trainium_catalogue.contract import Orchestrator
 
@@ -174,7 +173,7 @@ class EksService:
                     self.cluster().call("POST", JOBS, body=job)
                     return name
                 except Exception as error:
-                    if status_of(error) == 409:
+                    if errors.http_status(error) == 409:
                         return name  # created by an earlier call whose response was lost
                     if wait_s is None or not errors.is_transient(error):
                         raise
@@ -187,11 +186,11 @@ class EksService:
 
     def why_waiting(self, job: Job) -> Explanation | None:
         """Explain why a job waits, from nodes and their users."""
-        return why_waiting(self.view(), job)
+        return why_waiting(self, job)
 
     def waits_for(self, job: Job) -> Explanation | None:
         """Explain that a job waits for its compile job; None if it does not."""
-        return waits_for(self.view(), job)
+        return waits_for(self, job)
 
     def zone(self, job: Job) -> ZonePosition | None:
         """Read the job's zones from the node scaler's annotations."""
@@ -202,16 +201,6 @@ class EksService:
     def is_moving(self, job: Job) -> bool:
         """Return False: jobs on a cluster are never resubmitted."""
         return False
-
-    def view(self) -> ClusterView:
-        """Return the view of the cluster used in explanations."""
-        return ClusterView(
-            aws=self.aws,
-            target=self.target,
-            cluster=self.cluster(),
-            runs=self.runs,
-            describe=self.describe,
-        )
 
     def _report_reader(self) -> ReportReader:
         if self._reader is None:

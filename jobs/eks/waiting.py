@@ -7,64 +7,55 @@ cannot mount volumes (FailedMount).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jobs.aws import Aws
-from jobs.deployment import Deployment
 from jobs.eks.cluster import EVENTS, JOBS, NODES, POD_GROUPS, Cluster, is_missing
 from jobs.eks.describe import milliseconds
 from jobs.eks.nodes import count_nodes, read_node_group, scale_command
 from jobs.eks.reasons import CLUSTER_REASONS
-from jobs.job import Explanation, Job, RunSummary, find_explanation
+from jobs.job import Explanation, Job, find_explanation
 from trainium_catalogue import kubernetes
 from trainium_catalogue.node_use import is_ready, stamp
 from trainium_catalogue.wording import counted
 
+if TYPE_CHECKING:
+    from jobs.eks.service import EksService
+
 Json = Mapping[str, Any]
-_HELD = ("Unschedulable", "FailedCreate", "PluginError", "PVCError", "PodGroupError")
+HELD = ("Unschedulable", "FailedCreate", "PluginError", "PVCError", "PodGroupError")
+"""Reasons of events that explain why a job has no pods."""
 _ON_NODES = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "Failed", "BackOff")
+"""Reasons of events that explain why pods on a node do not run."""
 # Volcano repeats this for every waiting gang in each cycle, and it contains only pod counts.
 UNINFORMATIVE = "tasks in gang unschedulable"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterView:
-    """Access to the cluster and its jobs, to explain a waiting job."""
-
-    aws: Aws
-    target: Deployment
-    cluster: Cluster
-    runs: Callable[[], list[RunSummary]]
-    describe: Callable[[str], Job | None]
-
-
-def why_waiting(view: ClusterView, job: Job) -> Explanation | None:
+def why_waiting(service: EksService, job: Job) -> Explanation | None:
     """Explain the first problem found, or else suggest what to check."""
     if job.status == "STARTING":
-        return _explain_unstarted_pods(view, job)
+        return _explain_unstarted_pods(service, job)
     return (
-        waits_for(view, job)
-        or explain_terminating_pods(view, job)
-        or _explain_node_shortage(view, job)
-        or _explain_held_gang(view, job)
+        waits_for(service, job)
+        or explain_terminating_pods(service, job)
+        or _explain_node_shortage(service, job)
+        or _explain_held_gang(service, job)
     )
 
 
-def _explain_node_shortage(view: ClusterView, job: Job) -> Explanation | None:
+def _explain_node_shortage(service: EksService, job: Job) -> Explanation | None:
     """Explain that nodes are missing, or used by another run."""
-    target = view.target
-    nodes = count_nodes(view.cluster, target)
+    target = service.target
+    nodes = count_nodes(service.cluster(), target)
     if nodes.in_one_zone < job.num_nodes:
-        group = read_node_group(view.aws, target)
+        group = read_node_group(service.aws, target)
         details = "; ".join((*group.health_issues, *nodes.remarks))
         details = details or f"the node group's desired size is {group.desired}"
         needs, are = counted(job.num_nodes, "node"), "is" if nodes.in_one_zone == 1 else "are"
         in_zone = " in one zone" if target.eks and target.eks.has_zones else ""
         meaning = f"the job needs {needs}, {nodes.in_one_zone} {are} ready{in_zone} ({details})"
-        notes = view.cluster.get(f"{JOBS}/{job.job_id}")["metadata"].get("annotations") or {}
+        notes = service.cluster().get(f"{JOBS}/{job.job_id}")["metadata"].get("annotations") or {}
         if (dropped := notes.get(kubernetes.DROPPED)) is not None:
             return _explanation(
                 f"{meaning}; no more nodes will be added for it: {dropped}",
@@ -86,7 +77,7 @@ def _explain_node_shortage(view: ClusterView, job: Job) -> Explanation | None:
         return _explanation(meaning, f"add them with `{scale_command(target, job.num_nodes)}`")
     before = [
         summary
-        for summary in view.runs()
+        for summary in service.runs()
         if not summary.ended and summary.job_id != job.job_id and summary.status == "RUNNING"
     ]
     taken = sum(item.num_nodes or 0 for item in before)
@@ -101,9 +92,9 @@ def _explain_node_shortage(view: ClusterView, job: Job) -> Explanation | None:
     return None
 
 
-def _explain_held_gang(view: ClusterView, job: Job) -> Explanation:
+def _explain_held_gang(service: EksService, job: Job) -> Explanation:
     """Quote Volcano's reason why a gang is not placed or has no pods."""
-    gang = gang_of(view.cluster, job.job_id)
+    gang = gang_of(service.cluster(), job.job_id)
     reason = None if gang is None else unschedulable(gang)
     if reason is not None:
         return _quote(
@@ -111,11 +102,11 @@ def _explain_held_gang(view: ClusterView, job: Job) -> Explanation:
             f"check with: kubectl describe nodes; kubectl describe queue {job.job_queue}",
         )
     names = (job.job_id,) if gang is None else (job.job_id, gang["metadata"]["name"])
-    reason = why_held(view.cluster, *names)
+    reason = newest_reason(service.cluster(), names, HELD)
     if reason is not None:
         first = None
         if gang is not None and _phase(gang) == "Pending":
-            first = _find_admitted_run(view)
+            first = _find_admitted_run(service)
         if first is not None:
             return _explanation(
                 f"Volcano does not admit the job: {reason}; run {first} was admitted first, and "
@@ -134,14 +125,14 @@ def _explain_held_gang(view: ClusterView, job: Job) -> Explanation:
     )
 
 
-def _find_admitted_run(view: ClusterView) -> str | None:
+def _find_admitted_run(service: EksService) -> str | None:
     """Return a run that Volcano has admitted but not placed.
 
     Its requests count as in use (1.15.1, pkg/scheduler/plugins/overcommit and proportion,
     OnSessionOpen).
     """
-    for summary in view.runs():
-        gang = None if summary.ended else gang_of(view.cluster, summary.job_id)
+    for summary in service.runs():
+        gang = None if summary.ended else gang_of(service.cluster(), summary.job_id)
         if gang is not None and _phase(gang) == "Inqueue":
             return summary.run
     return None
@@ -151,10 +142,10 @@ def _phase(gang: Json) -> str | None:
     return (gang.get("status") or {}).get("phase")
 
 
-def _explain_unstarted_pods(view: ClusterView, job: Job) -> Explanation | None:
+def _explain_unstarted_pods(service: EksService, job: Job) -> Explanation | None:
     """Explain why pods assigned to a node do not start, from the kubelet's events."""
     waiting = [node.name for node in job.nodes if node.name and node.status == "STARTING"]
-    reason = why_not_started(view.cluster, *waiting[:1])
+    reason = newest_reason(service.cluster(), waiting[:1], _ON_NODES)
     if reason is not None:
         return _quote(
             f"pod {waiting[0]} does not start: {reason}",
@@ -168,17 +159,19 @@ def _explain_unstarted_pods(view: ClusterView, job: Job) -> Explanation | None:
     )
 
 
-def explain_terminating_pods(view: ClusterView, job: Job) -> Explanation | None:
+def explain_terminating_pods(service: EksService, job: Job) -> Explanation | None:
     """Explain that a pod of the previous attempt is still terminating, or that its node is lost.
 
     The next pod has the same name, so the gang waits for it.
     """
     terminating = [
-        pod for pod in view.cluster.pods_of(job.job_id) if "deletionTimestamp" in pod["metadata"]
+        pod
+        for pod in service.cluster().pods_of(job.job_id)
+        if "deletionTimestamp" in pod["metadata"]
     ]
     if not terminating:
         return None
-    nodes = {node["metadata"]["name"]: node for node in view.cluster.items(NODES)}
+    nodes = {node["metadata"]["name"]: node for node in service.cluster().items(NODES)}
     for pod in terminating:
         node = nodes.get(pod["spec"].get("nodeName", ""))
         if node is not None and not is_ready(node):
@@ -196,10 +189,10 @@ def explain_terminating_pods(view: ClusterView, job: Job) -> Explanation | None:
     )
 
 
-def waits_for(view: ClusterView, job: Job) -> Explanation | None:
+def waits_for(service: EksService, job: Job) -> Explanation | None:
     """Explain that a job waits for its compile job; None if it does not."""
     for job_id in job.depends_on:
-        other = view.describe(job_id)
+        other = service.describe(job_id)
         if other is not None and not other.succeeded:
             return _explanation(
                 f"the job starts once run {other.run} ({other.status}) has succeeded",
@@ -226,7 +219,7 @@ def _quote(meaning: str, remedy: str) -> Explanation:
 
 
 def _explanation(meaning: str, remedy: str) -> Explanation:
-    return Explanation(pattern="", meaning=meaning, remedy=remedy)
+    return Explanation(meaning=meaning, remedy=remedy)
 
 
 def unschedulable(gang: Json) -> str | None:
@@ -235,16 +228,6 @@ def unschedulable(gang: Json) -> str | None:
         if condition.get("type") == "Unschedulable" and condition.get("status") == "True":
             return str(condition.get("message"))
     return None
-
-
-def why_held(cluster: Cluster, *names: str) -> str | None:
-    """Return the newest reason why a job has no pods."""
-    return _newest(events_of(cluster, names), _HELD)
-
-
-def why_not_started(cluster: Cluster, *pods: str) -> str | None:
-    """Return the newest reason why pods on a node do not run."""
-    return _newest(events_of(cluster, pods), _ON_NODES)
 
 
 def events_of(cluster: Cluster, names: Iterable[str]) -> list[Json]:
@@ -256,12 +239,12 @@ def events_of(cluster: Cluster, names: Iterable[str]) -> list[Json]:
     ]
 
 
-def _newest(events: Iterable[Json], reasons: Iterable[str]) -> str | None:
-    chosen = set(reasons)
+def newest_reason(cluster: Cluster, names: Iterable[str], reasons: Collection[str]) -> str | None:
+    """Return the newest message of the objects' events with one of these reasons."""
     informative = [
         event
-        for event in events
-        if event.get("reason") in chosen and UNINFORMATIVE not in str(event.get("message"))
+        for event in events_of(cluster, names)
+        if event.get("reason") in reasons and UNINFORMATIVE not in str(event.get("message"))
     ]
     last = max(informative, key=time_of, default=None)
     return None if last is None else " ".join(str(last.get("message")).split())

@@ -12,10 +12,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jobs import errors
-from jobs.deployment import Deployment
+from jobs.deployment import Deployment, cli_command
 from jobs.errors import Refusal
 from jobs.job import Job, JobRequest
-from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
 from trainium_catalogue.documents import as_document
 from trainium_catalogue.workloads import Hardware
 
@@ -40,6 +39,27 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def parse_time(text: object) -> datetime | None:
+    """Parse a time from a document in the bucket; None for anything else."""
+    try:
+        then = datetime.fromisoformat(str(text))
+    except (ValueError, OverflowError):
+        return None
+    return then if then.tzinfo is not None else then.replace(tzinfo=UTC)
+
+
+def age_s(text: object, now: datetime) -> float | None:
+    """Return the seconds since a time; None if the text is not a time."""
+    then = parse_time(text)
+    return None if then is None else max(0.0, (now - then).total_seconds())
+
+
+def age(text: object, now: datetime) -> str | None:
+    """Format the duration since a time; None if the text is not a time."""
+    seconds = age_s(text, now)
+    return None if seconds is None else duration(seconds)
 
 
 def human(num_bytes: float) -> str:
@@ -123,13 +143,6 @@ def follow_command(deployment: Deployment, run: str) -> str:
 def status_command(deployment: Deployment, run: str) -> str:
     """Build the command that shows a run's status."""
     return f"{cli_command(deployment)} status {run}"
-
-
-def cli_command(deployment: Deployment) -> str:
-    """Build `python -m jobs` with the options that select the deployment."""
-    name = "" if deployment.name == DEFAULT_DEPLOYMENT else f" --deployment {deployment.name}"
-    region = f" --region {deployment.region}" if deployment.region else ""
-    return f"python -m jobs{name}{region}"
 
 
 def needs_confirmation(requests: Iterable[JobRequest]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -271,33 +271,25 @@ class SubmitDocument(RunFields):
 
 def outcome(job: Job) -> Outcome:
     """Describe a job with its attempts and its nodes."""
-    return Outcome(**_outcome(job))
+    return picked(Outcome, job, **_described(job))
 
 
-def _outcome(job: Job) -> dict[str, Any]:
+def _described(job: Job) -> dict[str, Any]:
+    """Return the fields of ``Outcome`` that are not attributes of the job."""
     last = job.ending
     found = explain(
         exit_code=last.exit_code if last and job.ended else None,
         reasons=(job.status_reason, last.reason if last else None),
     )
     return {
-        "status": job.status,
-        "status_reason": job.status_reason,
         "explanation": _explanation(found),
-        "created_at_ms": job.created_at_ms,
-        "started_at_ms": job.started_at_ms,
-        "stopped_at_ms": job.stopped_at_ms,
         "kind": job.shape.kind,
-        "orchestrator": job.orchestrator,
-        "num_nodes": job.num_nodes,
-        "depends_on": job.depends_on,
-        "max_attempts": job.max_attempts,
         "attempts": tuple(_attempt(attempt) for attempt in job.attempts),
         "nodes": tuple(
-            NodeState(
+            picked(
+                NodeState,
+                node,
                 node=node.index,
-                status=node.status,
-                status_reason=node.status_reason,
                 pod=node.name,
                 attempts=tuple(_attempt(attempt) for attempt in node.attempts),
             )
@@ -315,32 +307,8 @@ def status_document(
     zone: ZonePosition | None,
 ) -> StatusDocument:
     """Build the document of ``status --json``; ``training`` is the run's status.json."""
-    return StatusDocument(
-        **where(deployment, job.run),
-        **_outcome(job),
-        job_id=job.job_id,
-        cause=cause,
-        workload=job.workload,
-        zone=zone,
-        training=training,
-    )
-
-
-def forgotten_document(
-    deployment: Deployment, run: str, training: Mapping[str, Any]
-) -> ForgottenDocument:
-    """Build the document of ``status --json`` for a run whose jobs Batch has deleted."""
-    return ForgottenDocument(
-        **where(deployment, run), workload=training.get("workload"), training=training
-    )
-
-
-def list_document(
-    deployment: Deployment, runs: Iterable[RunSummary], cause_of: Callable[[RunSummary], str]
-) -> ListDocument:
-    """Build the document of ``list --json``."""
-    listed = tuple(picked(ListedRun, run, cause=cause_of(run)) for run in runs)
-    return ListDocument(deployment=deployment.name, region=deployment.region, runs=listed)
+    known = {**where(deployment, job.run), **_described(job)}
+    return picked(StatusDocument, job, **known, cause=cause, zone=zone, training=training)
 
 
 def logs_document(

@@ -28,18 +28,11 @@ def explain_exit(exit_code: int | None) -> Explanation | None:
     try:
         entry = EXIT_CODES[ExitCode(exit_code)]
     except ValueError:
+        meaning = "not an exit code of the launcher"
         if exit_code > 128:
-            return Explanation(
-                pattern=str(exit_code),
-                meaning=f"ended by signal {exit_code - 128}",
-                remedy="read the last lines of the node's log",
-            )
-        return Explanation(
-            pattern=str(exit_code),
-            meaning="not an exit code of the launcher",
-            remedy="read the last lines of the node's log",
-        )
-    return Explanation(pattern=str(exit_code), meaning=entry.meaning, remedy=entry.remedy)
+            meaning = f"ended by signal {exit_code - 128}"
+        return Explanation(meaning=meaning, remedy="read the last lines of the node's log")
+    return Explanation(meaning=entry.meaning, remedy=entry.remedy)
 
 
 def explain(*, exit_code: int | None, reasons: Iterable[str | None]) -> Explanation | None:

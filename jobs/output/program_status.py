@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from jobs.output.console import duration, human
+from jobs.output.console import age, duration, human, parse_time
 from trainium_catalogue import contract
 from trainium_catalogue.wording import counted
 
-PROGRAM_STATUS = "program"
-"""``kind`` of such a status."""
 ENDED = "ended"
 """``state`` after the launcher's final report."""
 NOTHING_KEPT = (
@@ -29,7 +27,7 @@ def describe_program(
     """Describe the last line of output, progress and snapshots."""
     lines = [_progress(status)]
     if status.get("last_line"):
-        at = _age_text(status.get("last_line_at"), now)
+        at = age(status.get("last_line_at"), now)
         lines.append(f"last line{'' if at is None else f', {at} ago'}: {status['last_line']}")
     else:
         lines.append("no output yet")
@@ -62,17 +60,17 @@ def _snapshots(snapshots: list[Mapping[str, Any]], now: datetime) -> str:
     if not snapshots:
         return "no snapshot yet"
     newest, *older = sorted(snapshots, key=lambda item: -int(item.get("number") or 0))
-    age = _age_text(newest.get("at"), now)
+    since = age(newest.get("at"), now)
     text = f"newest snapshot: {newest.get('number')}"
     if (chosen := newest.get("chosen")) is not None:
         text += f" (a copy of {chosen})" if chosen else " (empty, to start over)"
-    text += "" if age is None else f", {age} ago"
+    text += "" if since is None else f", {since} ago"
     text += f", {counted(int(newest.get('files') or 0), 'file')}"
     text += f", {human(int(newest.get('bytes') or 0))}"
     shown = []
     for item in older[:_MAX_SHOWN]:
-        age = _age_text(item.get("at"), now)
-        shown.append(f"{item.get('number')}" + ("" if age is None else f" ({age} ago)"))
+        since = age(item.get("at"), now)
+        shown.append(f"{item.get('number')}" + ("" if since is None else f" ({since} ago)"))
     more = len(older) - len(shown)
     text += f"; older: {', '.join(shown)}" if shown else ""
     return text + (f" and {more} more" if more else "")
@@ -80,7 +78,7 @@ def _snapshots(snapshots: list[Mapping[str, Any]], now: datetime) -> str:
 
 def _staleness(status: Mapping[str, Any], submitted_at_ms: int | None, now: datetime) -> str | None:
     """Describe a status that is old or from an earlier job; None for a current one."""
-    at = _time(status.get("updated_at"))
+    at = parse_time(status.get("updated_at"))
     if at is None:
         return None
     if submitted_at_ms is not None and at.timestamp() * 1000 < submitted_at_ms:
@@ -89,16 +87,3 @@ def _staleness(status: Mapping[str, Any], submitted_at_ms: int | None, now: date
     if status.get("state") == "running" and age_s > _OLD_S:
         return f"as of {duration(age_s)} ago"
     return None
-
-
-def _age_text(text: object, now: datetime) -> str | None:
-    then = _time(text)
-    return None if then is None else duration(max(0.0, (now - then).total_seconds()))
-
-
-def _time(text: object) -> datetime | None:
-    try:
-        then = datetime.fromisoformat(str(text))
-    except ValueError:
-        return None
-    return then if then.tzinfo is not None else then.replace(tzinfo=UTC)

@@ -216,22 +216,50 @@ def watch(
     ``folds``, each launcher's startup lines are folded into one.
     """
     gc.enable()  # off for a quick start; see jobs/__main__.py
+    part = shape.kind.part
+    screen = Screen(part=part, lines_to=sys.stderr if keep_lines else sys.stdout)
+    if shape.is_large and only_node is None:
+        failed = "failed children" if shape.kind is JobKind.ARRAY else "the node that fails"
+        screen.remark(
+            f"following {part} 0 of {shape.size}, and the last lines of {failed}; for another "
+            f"{part}: {follow_command(deployment, run)} --node I"
+        )
     kept: list[LogLine] = []
     while True:
-        job, lines, newer = _watch_job(
-            service,
-            deployment,
-            run=run,
+        causes: dict[tuple[int, int], str] = {}
+        follower = Follower(
+            describe=service.describe,
+            streams=_streams(service, only_node, is_selective=True),
             job_id=job_id,
-            shape=shape,
-            only_node=only_node,
-            keep_lines=keep_lines,
-            folds=folds,
+            clock=Clock(now=time.time, sleep=time.sleep),
+            why_waiting=service.why_waiting,
+            waits_for=service.waits_for,
+            startup=StartupFilter() if folds else None,
         )
-        kept += lines
+        try:
+            for event in follower.events():
+                if isinstance(event, JobEnd):
+                    job = event.job  # the last event
+                elif isinstance(event, LogLine):
+                    if keep_lines:
+                        kept.append(event)
+                    if match := LAUNCHER_VERDICT.match(event.message):
+                        causes[event.node, event.attempt] = event.message[match.end() :]
+                screen.event(event)
+            newer = _wait_for_move(service, job)
+        except KeyboardInterrupt:
+            again = follow_command(deployment, run)
+            screen.remark(f"run {run} keeps running (job {job_id}); follow it again with: {again}")
+            raise
         if newer is None:
-            return job, kept
+            break
         job_id = newer
+    screen.table(node_table(job))
+    # For an array, the failed child determines the outcome, not child 0.
+    ending = None if shape.kind is JobKind.ARRAY else job.ending
+    cause = causes.get((0, ending.number)) if ending else None
+    screen.remark(verdict(job, bucket=deployment.bucket, cause=cause))
+    return job, kept
 
 
 def _wait_for_move(service: JobService, job: Job) -> str | None:
@@ -242,63 +270,6 @@ def _wait_for_move(service: JobService, job: Job) -> str | None:
             return newest.job_id
         time.sleep(_POLL_S)
     return None
-
-
-def _watch_job(
-    service: JobService,
-    deployment: Deployment,
-    *,
-    run: str,
-    job_id: str,
-    shape: Shape,
-    only_node: int | None,
-    keep_lines: bool,
-    folds: bool,
-) -> tuple[Job, list[LogLine], str | None]:
-    """Follow a job until it ends; also return the job that replaces it in another zone."""
-    part = shape.kind.part
-    screen = Screen(part=part, lines_to=sys.stderr if keep_lines else sys.stdout)
-    kept: list[LogLine] = []
-    causes: dict[tuple[int, int], str] = {}
-    follower = Follower(
-        describe=service.describe,
-        streams=_streams(service, only_node, is_selective=True),
-        job_id=job_id,
-        clock=Clock(now=time.time, sleep=time.sleep),
-        why_waiting=service.why_waiting,
-        waits_for=service.waits_for,
-        startup=StartupFilter() if folds else None,
-    )
-    if shape.is_large and only_node is None:
-        failed = "failed children" if shape.kind is JobKind.ARRAY else "the node that fails"
-        screen.remark(
-            f"following {part} 0 of {shape.size}, and the last lines of {failed}; for another "
-            f"{part}: {follow_command(deployment, run)} --node I"
-        )
-    try:
-        for event in follower.events():
-            if isinstance(event, JobEnd):
-                newer = _wait_for_move(service, event.job)
-                if newer is not None:
-                    return event.job, kept, newer
-                screen.table(node_table(event.job))
-                ending = event.job.ending
-                cause = causes.get((0, ending.number)) if ending else None
-                # For an array, the failed child determines the outcome, not child 0.
-                cause = None if shape.kind is JobKind.ARRAY else cause
-                screen.remark(verdict(event.job, bucket=deployment.bucket, cause=cause))
-                return event.job, kept, None
-            if isinstance(event, LogLine):
-                if keep_lines:
-                    kept.append(event)
-                if match := LAUNCHER_VERDICT.match(event.message):
-                    causes[event.node, event.attempt] = event.message[match.end() :]
-            screen.event(event)
-    except KeyboardInterrupt:
-        again = follow_command(deployment, run)
-        screen.remark(f"run {run} keeps running (job {job_id}); follow it again with: {again}")
-        raise
-    raise AssertionError("a follower ends with JobEnd")
 
 
 def existing_lines(service: JobService, job: Job, *, only_node: int | None) -> list[LogLine]:

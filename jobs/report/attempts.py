@@ -14,6 +14,7 @@ from jobs.output.explain import explain_exit
 from jobs.report.curves import TrainingSpan, parse_timestamp, stamp
 from jobs.report.document import ReportedAttempt
 from trainium_catalogue.attempts import AttemptRecord
+from trainium_catalogue.documents import picked
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 
 
@@ -75,10 +76,8 @@ class AttemptEvidence:
         """Time of the latest evidence."""
         seen = [self.started_s or 0.0]
         if self.record is not None:
-            seen += [
-                parse_timestamp(at) or 0.0
-                for at in (self.record.joined_at, *_loss_times(self.record))
-            ]
+            times = (self.record.joined_at, *(loss.at for loss in self.record.lost))
+            seen += [parse_timestamp(at) or 0.0 for at in times]
         if self.span is not None:
             seen.append(self.span.last_at)
         return max(seen)
@@ -105,10 +104,6 @@ class AttemptEvidence:
         if self.record is not None:
             return self.record.instance_type
         return self.span.instance_type if self.span is not None else None
-
-
-def _loss_times(record: AttemptRecord) -> list[str]:
-    return [loss.at for loss in record.lost]
 
 
 def find_attempts(sources: RunSources) -> tuple[list[AttemptEvidence], int]:
@@ -203,12 +198,9 @@ def reported_attempts(
         if span is not None:
             reached += [span.reached, span.samples[-1].step if span.samples else None]
         reported.append(
-            ReportedAttempt(
-                job_id=item.job_id,
-                attempt=item.attempt,
-                child=item.child,
-                num_nodes=item.num_nodes,
-                instance_type=item.instance_type,
+            picked(
+                ReportedAttempt,
+                item,
                 waited_since=stamp(min(before_s, started_s)) if before_s is not None else None,
                 started_at=stamp(started_s) or "",
                 joined_at=record.joined_at if record is not None else None,
@@ -216,7 +208,6 @@ def reported_attempts(
                 ended_at=stamp(item.ended_s),
                 last_seen_at=None if item.ended_s is not None or running else stamp(until_s),
                 is_running=running,
-                code=item.code,
                 code_name=_code_name(item.code),
                 meaning=explained.meaning if explained is not None else None,
                 reason=_reason(sources, item),

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jobs.bucket.objects import Bucket
+from jobs.output.console import parse_time
 from jobs.report.document import ReportedCheckpoint, ValidationPoint
 from trainium_catalogue import contract
 from trainium_catalogue.typed_json import read_object
@@ -74,13 +75,10 @@ class TrainingSpan:
 
 def parse_timestamp(text: object) -> float | None:
     """Parse a time; None for anything else."""
-    try:
-        then = datetime.fromisoformat(str(text))
-        if not datetime.min.year < then.year < datetime.max.year:
-            return None  # it may be out of range in another time zone
-        return (then if then.tzinfo is not None else then.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return None
+    then = parse_time(text)
+    if then is None or not datetime.min.year < then.year < datetime.max.year:
+        return None  # it may be out of range in another time zone
+    return then.timestamp()
 
 
 def stamp(seconds: float | None) -> str | None:

@@ -28,6 +28,7 @@ from jobs.teardown.remains import (
 )
 from jobs.teardown.work import UnfinishedJobs, describe_unsaved
 from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.documents import picked
 from trainium_catalogue.node_use import stamp
 from trainium_catalogue.prices import PRICES, PRICES_OF
 from trainium_catalogue.wording import counted
@@ -200,13 +201,7 @@ class Teardown:
             note=note,
         )
         self.jobs = tuple(
-            JobToEnd(
-                run=run.run,
-                job_id=run.job_id,
-                orchestrator=run.orchestrator,
-                status=run.status,
-                unsaved=self._describe_unsaved(target, run.run),
-            )
+            picked(JobToEnd, run, unsaved=self._describe_unsaved(target, run.run))
             for run in self._work.unfinished()
         )
 

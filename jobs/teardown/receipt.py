@@ -131,14 +131,9 @@ def read_earlier(path: Path, deployment: str) -> tuple[EarlierDown, ...]:
         if document.get("deployment") != deployment:
             raise ValueError(f"it belongs to deployment {document.get('deployment')!r}")
         earlier = typed(document, _Receipt).earlier
-        return (
-            earlier
-            if document.get("outcome") == "planned"
-            else (
-                *earlier,
-                typed(document, EarlierDown),
-            )
-        )
+        if document.get("outcome") == "planned":
+            return earlier
+        return (*earlier, typed(document, EarlierDown))
     except FileNotFoundError:
         return ()
     except ValueError as error:

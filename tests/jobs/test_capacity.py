@@ -22,8 +22,8 @@ from jobs.errors import Refusal
 from jobs.job import CapacityWindow
 from tests.jobs.conftest import REGION, Cli
 from tests.jobs.fakes import client_error
+from tests.jobs.samples import DEPLOYMENT
 from tests.jobs.test_submission import REQUEST
-from tests.jobs.test_waiting import DEPLOYMENT
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_emulators.aws import quotas

@@ -67,13 +67,10 @@ def test_unchanged_deployment_has_no_findings(deployed: Cli, tmp_path: Path) -> 
     assert "no job ends, no data is lost, nothing is left behind" in result.stdout
 
 
-@pytest.mark.parametrize("status", ["ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "REVIEW_IN_PROGRESS"])
-def test_stack_that_was_never_created_is_created(
-    deployed: Cli, tmp_path: Path, status: str
-) -> None:
+def test_stack_that_was_never_created_is_created(deployed: Cli, tmp_path: Path) -> None:
     for region in cloudformation_backends[DEFAULT_ACCOUNT_ID].values():
         for stack in region.stacks.values():
-            stack.status = status
+            stack.status = "REVIEW_IN_PROGRESS"
     folder = assemble(tmp_path, trainium_default_data=queue("another"))
     found = document(deployed, folder)
 
@@ -123,31 +120,17 @@ def test_yaml_template_is_read(cli: Cli, tmp_path: Path) -> None:
     assert document(cli, folder)["stacks"][0]["action"] == "unchanged"
 
 
-def test_new_deployment_is_created(cli: Cli, tmp_path: Path) -> None:
-    folder = assemble(tmp_path, trainium_default_data=queue())
-
-    assert check(cli, folder).exit_code == 0
-    assert document(cli, folder)["stacks"][0]["action"] == "create"
-
-
 def test_missing_assembly_is_refused(cli: Cli, tmp_path: Path) -> None:
     result = check(cli, tmp_path / "cdk.out")
 
     assert_refused(result, "is not a cloud assembly", "cdk synth --quiet", "--assembly")
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"artifacts": {"a": {"type": "aws:cloudformation:'])
+@pytest.mark.parametrize("text", ["{", "{}"])
 def test_unreadable_assembly_is_refused(cli: Cli, tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
 
     assert_refused(check(cli, tmp_path), "cannot be read", "cdk synth --quiet")
-
-
-def test_assembly_without_template_is_refused(cli: Cli, tmp_path: Path) -> None:
-    folder = assemble(tmp_path, trainium_default_data=queue())
-    (folder / f"{STACK}.template.json").unlink()
-
-    assert_refused(check(cli, folder), "cannot be read", "cdk synth --quiet")
 
 
 def test_assembly_of_other_deployment_is_refused(cli: Cli, tmp_path: Path) -> None:

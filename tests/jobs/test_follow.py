@@ -30,7 +30,6 @@ from tests.jobs.fakes import (
     FakeBatch,
     FakeClock,
     FakeLogs,
-    Printed,
     attempt,
     child,
     client_error,
@@ -94,14 +93,6 @@ def test_every_status_change_is_reported() -> None:
     assert told[-1] == "SUCCEEDED"
 
 
-def test_one_node_can_be_selected() -> None:
-    clock = FakeClock()
-
-    events = follow(clock, *two_nodes_that_succeed(clock), only_node=1)
-
-    assert messages(events) == ["b0", "b1", "b2"]
-
-
 def test_reason_of_waiting_job_is_reported() -> None:
     clock = FakeClock()
     batch, logs = two_nodes_that_succeed(clock)
@@ -117,15 +108,6 @@ def test_long_wait_without_reason_is_investigated() -> None:
     clock = FakeClock()
     batch, logs = two_nodes_that_succeed(clock)
     batch.scenes = [(T0, scene(parent("RUNNABLE"))), *((t + 200, s) for t, s in batch.scenes[2:])]
-    for stream in logs.streams:
-        logs.streams[stream] = [
-            Printed(
-                timestamp_ms=line.timestamp_ms,
-                message=line.message,
-                visible_at=line.visible_at + 200,
-            )
-            for line in logs.streams[stream]
-        ]
     found = Explanation(pattern="", meaning="the queue is DISABLED", remedy="enable it")
 
     events = follow(clock, batch, logs, why_waiting=lambda job: found)
@@ -159,15 +141,6 @@ def test_end_waits_for_stopping_nodes() -> None:
 
     assert isinstance(events[-1], JobEnd)
     assert events[-1].job.nodes[1].status == "SUCCEEDED"
-
-
-def test_ended_run_is_shown_without_waiting() -> None:
-    clock = FakeClock(T0 + 10_000)
-    batch, logs = two_nodes_that_succeed(clock)
-
-    follow(clock, batch, logs)
-
-    assert clock.seconds == T0 + 10_000
 
 
 def second_attempt(clock: FakeClock) -> tuple[FakeBatch, FakeLogs]:
@@ -304,12 +277,13 @@ def test_lines_of_new_attempt_follow_previous_attempt() -> None:
     assert [e.attempt for e in events if isinstance(e, LogLine)] == [1] * 4 + [2] * 4
 
 
-def test_follow_after_end_reports_only_lines_and_end() -> None:
+def test_follow_after_end_reports_only_lines_and_end_without_waiting() -> None:
     clock = FakeClock(T0 + 10_000)
 
     events = follow(clock, *second_attempt(clock))
 
     assert {type(event) for event in events} == {LogLine, AttemptStarted, JobEnd}
+    assert clock.seconds == T0 + 10_000
 
 
 class Unreachable(FakeBatch):

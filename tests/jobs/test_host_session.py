@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from jobs.batch.shell import find_instance, session_command
 from jobs.errors import Refusal
-from jobs.job import Job, JobKind, Shape
+from jobs.job import Job
 from tests.jobs.conftest import Cli
 from tests.jobs.fakes import JOB_ID, FakeBatch, FakeClock, child, parent, scene
+from tests.jobs.samples import JOB
+from tests.jobs.test_refusals import assert_refused
 
 INSTANCE = "arn:aws:ecs:us-west-2:123456789012:container-instance/cluster-of-batch/abc"
 
@@ -31,22 +33,7 @@ class FakeEcs:
 
 
 def job(status: str = "RUNNING") -> Job:
-    return Job(
-        job_id=JOB_ID,
-        run="nightly",
-        workload="all-reduce",
-        status=status,
-        status_reason=None,
-        created_at_ms=1,
-        started_at_ms=1,
-        stopped_at_ms=None,
-        shape=Shape(kind=JobKind.NODES, size=2),
-        job_queue="queue",
-        depends_on=(),
-        max_attempts=3,
-        attempts=(),
-        nodes=(),
-    )
+    return replace(JOB, job_id=JOB_ID, status=status)
 
 
 def batch(container: Mapping[str, Any]) -> FakeBatch:
@@ -97,11 +84,11 @@ def test_host_without_sessions_is_refused_with_setting(
     running: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.aws.Aws.managed_instances", lambda _: Managed(()))
-    result = running.run("shell", "nightly", "--node", "1")
-
-    assert result.exit_code == 2
-    assert "host i-0abc accepts no sessions" in result.stderr
-    assert "-c trainium:node_shell=true" in result.stderr
+    assert_refused(
+        running.run("shell", "nightly", "--node", "1"),
+        "host i-0abc accepts no sessions",
+        "-c trainium:node_shell=true",
+    )
 
 
 @dataclass
@@ -120,11 +107,11 @@ def test_missing_session_manager_shows_command(
 ) -> None:
     monkeypatch.setattr("jobs.aws.Aws.managed_instances", lambda _: Managed())
     monkeypatch.setenv("PATH", "/nowhere")
-    result = running.run("shell", "nightly", "--", "neuron-top")
-
-    assert result.exit_code == 2
-    assert "install the AWS CLI with its Session Manager plugin" in result.stderr
-    assert "aws ssm start-session --region us-west-2 --target i-0abc" in result.stderr
+    assert_refused(
+        running.run("shell", "nightly", "--", "neuron-top"),
+        "install the AWS CLI with its Session Manager plugin",
+        "aws ssm start-session --region us-west-2 --target i-0abc",
+    )
 
 
 def test_session_exits_with_code_of_cli(running: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,9 +68,8 @@ def test_closed_pipe_ends_command_quietly(command: str) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize("closed", ["<&-", "</dev/null"])
-def test_question_without_input_is_refused(cli: Cli, closed: str) -> None:
-    done = shell(f"{{cli}} submit all-reduce --nodes 2 --name nightly {closed}")
+def test_question_with_closed_input_is_refused(cli: Cli) -> None:
+    done = shell("{cli} submit all-reduce --nodes 2 --name nightly <&-")
 
     assert done.returncode == 2
     assert done.stderr.endswith("standard input is not a terminal; add --yes\n")
@@ -87,24 +86,21 @@ def test_unencodable_character_is_escaped(program: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "words"),
+    "address",
     [
-        ("foo", ["list"]),
-        ("foo", ["stop", "x"]),
-        ("foo", ["kubeconfig"]),
-        ("http://", ["list"]),
-        ("http://[::", ["list"]),
-        ("http://127.0.0.1:99999", ["list"]),
-        ("http://127.0.0.1:x", ["list"]),
-        ("ftp://x/", ["list"]),
+        "foo",
+        "http://",
+        "http://[::",
+        "http://127.0.0.1:99999",
+        "ftp://x/",
     ],
 )
 def test_invalid_endpoint_is_one_message(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, address: str, words: list[str]
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", address)
 
-    result = cli.run(*words)
+    result = cli.run("list")
 
     assert result.exit_code == 2, result.exception
     assert result.stderr.startswith("refused: AWS_ENDPOINT_URL, or the profile's endpoint_url: ")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 
 import pytest
 
-from jobs.job import Attempt
 from jobs.output.console import duration
 from jobs.output.follow import AttemptEnded, StatusChanged
 from jobs.output.screen import Screen, describe_event
 from jobs.output.streams import LogLine
+from tests.jobs.samples import ATTEMPT
 
 
 def test_status_without_news_is_one_word() -> None:
@@ -22,15 +23,7 @@ def test_status_without_news_is_one_word() -> None:
 
 
 def test_retried_attempt_shows_reason() -> None:
-    attempt = Attempt(
-        number=1,
-        exit_code=75,
-        reason=None,
-        status_reason=None,
-        log_stream=None,
-        started_at_ms=None,
-        stopped_at_ms=None,
-    )
+    attempt = replace(ATTEMPT, exit_code=75)
 
     assert describe_event(AttemptEnded(attempt=attempt, max_attempts=3)) == (
         "attempt 1 of 3 ended, exit code 75, a peer was lost, a node hung or a host failed; "

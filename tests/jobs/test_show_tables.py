@@ -9,50 +9,25 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from jobs.job import Attempt, Job, JobKind, Node, RunSummary, Shape
 from jobs.output.screen import verdict
 from jobs.output.tables import node_table, runs_table
+from tests.jobs.samples import ATTEMPT, JOB, NODE, RUN
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
 
 NAMES = tuple(f"prepare-20261121-1422{index:02d}-ab{index:02d}" for index in range(4))
-RUN = RunSummary(
-    run="",
-    job_id="0b1c",
+FAILED_RUN = replace(
+    RUN,
     status="FAILED",
-    status_reason=None,
     created_at_ms=1_000,
     started_at_ms=2_000,
     stopped_at_ms=5_000,
     num_nodes=1,
     hardware=Hardware.CPU,
 )
-RUNS = [replace(RUN, run=name, exit_code=75) for name in NAMES]
-HOST = Attempt(
-    number=1,
-    exit_code=75,
-    reason=None,
-    status_reason=None,
-    log_stream=None,
-    started_at_ms=None,
-    stopped_at_ms=None,
-)
-JOB = Job(
-    job_id="0b1c",
-    run="nightly",
-    workload="prepare",
-    status="FAILED",
-    status_reason=None,
-    created_at_ms=0,
-    started_at_ms=1_000,
-    stopped_at_ms=3_000,
-    shape=Shape(kind=JobKind.CONTAINER, size=1),
-    job_queue=None,
-    depends_on=(),
-    max_attempts=3,
-    attempts=tuple(replace(HOST, number=number) for number in (1, 2, 3)),
-    nodes=(),
-)
+RUNS = [replace(FAILED_RUN, run=name, exit_code=75) for name in NAMES]
+HOST = replace(ATTEMPT, exit_code=75)
+FAILED = replace(JOB, status="FAILED", started_at_ms=1_000, stopped_at_ms=3_000)
 
 
 def printed(table: Table, width: int) -> str:
@@ -75,7 +50,7 @@ def test_names_are_not_truncated_for_other_columns(width: int, left_out: list[st
 
 
 def test_name_wider_than_terminal_is_folded() -> None:
-    table, _ = runs_table([replace(RUN, run="a" * 90)], width=40)
+    table, _ = runs_table([replace(FAILED_RUN, run="a" * 90)], width=40)
 
     assert printed(table, 40).count("a") - printed(table, 40).count("status") == 90
 
@@ -87,11 +62,9 @@ def test_failed_container_shows_reason_in_list() -> None:
 
 
 def test_attempts_without_pods_are_in_node_table() -> None:
-    node = Node(index=0, status="FAILED", status_reason=None, attempts=())
+    node = replace(NODE, status="FAILED")
     stopped = replace(HOST, number=2, exit_code=143, reason="node 0: stop requested")
-    job = replace(
-        JOB, attempts=(HOST, stopped), nodes=(node,), orchestrator=Orchestrator.EKS, status="FAILED"
-    )
+    job = replace(FAILED, attempts=(HOST, stopped), nodes=(node,), orchestrator=Orchestrator.EKS)
     text = printed(node_table(job), 140)
 
     assert "all │       1 │ FAILED │        75 │ a peer was lost" in text
@@ -100,10 +73,8 @@ def test_attempts_without_pods_are_in_node_table() -> None:
 
 def test_stopped_run_is_not_called_failed() -> None:
     reason = "stopped by ann with jobs stop"
-    gone = tuple(
-        Node(index=index, status="FAILED", status_reason=None, attempts=()) for index in range(2)
-    )
-    job = replace(JOB, attempts=(), nodes=gone, status="FAILED", status_reason=reason)
+    gone = tuple(replace(NODE, index=index, status="FAILED") for index in range(2))
+    job = replace(FAILED, nodes=gone, status_reason=reason)
 
     assert verdict(job, bucket="bucket") == (
         "run nightly was stopped by ann with jobs stop, after 2 s; submit it again to resume"

@@ -9,43 +9,9 @@ from typing import Any
 import pytest
 
 from jobs.batch.waiting import why_waiting
-from jobs.deployment import Deployment
-from jobs.job import Job, JobKind, Shape
 from tests.jobs.fakes import FakeBatch, FakeClock
-from trainium_catalogue.contract import Orchestrator
-from trainium_catalogue.instances import find_instance_type
+from tests.jobs.samples import DEPLOYMENT, JOB
 
-DEPLOYMENT = Deployment(
-    name="default",
-    region="us-west-2",
-    instance_type=find_instance_type("trn1.32xlarge"),
-    max_nodes=4,
-    neuron_release="2.28.0",
-    bucket="bucket",
-    orchestrators=(Orchestrator.BATCH,),
-    job_queue="queue",
-    cpu_job_queue="cpu-queue",
-    compute_environment="environment",
-    log_group="group",
-    job_time_limit_hours=24,
-    job_definition=None,
-)
-JOB = Job(
-    job_id="id",
-    run="nightly",
-    workload="all-reduce",
-    status="RUNNABLE",
-    status_reason=None,
-    created_at_ms=None,
-    started_at_ms=None,
-    stopped_at_ms=None,
-    shape=Shape(kind=JobKind.NODES, size=4),
-    job_queue=None,
-    depends_on=(),
-    max_attempts=3,
-    attempts=(),
-    nodes=(),
-)
 IN_ORDER = {"state": "ENABLED", "status": "VALID", "computeResources": {"maxvCpus": 512}}
 
 

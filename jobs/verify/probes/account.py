@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.request
 
 from jobs.capacity import TRAINIUM, read_quota
-from jobs.prerequisites import is_in_registry, list_offering_zones
+from jobs.prerequisites import find_container, is_in_registry, list_offering_zones
 from jobs.verify.probes.context import PROBES, REMEDY, ClientContext
 from trainium_catalogue.probing import ProbeResult, SubjectMissing
 from trainium_catalogue.wording import counted
@@ -113,13 +113,10 @@ def image_pushed(context: ClientContext) -> ProbeResult:
 def _image(context: ClientContext) -> str:
     if context.target.eks is not None:
         return context.target.eks.image
-    found = context.client("batch").describe_job_definitions(
-        jobDefinitions=[context.target.job_definition]
-    )["jobDefinitions"]
-    if not found:
+    container = find_container(context.client("batch"), str(context.target.job_definition))
+    if container is None:
         raise SubjectMissing("the job definition of verify")
-    ranges = found[0]["nodeProperties"]["nodeRangeProperties"]
-    return str(ranges[0]["container"]["image"])
+    return str(container["image"])
 
 
 @PROBES.probe("bert-tar", needs=("AWS",))

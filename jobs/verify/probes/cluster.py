@@ -20,7 +20,6 @@ from trainium_catalogue.wording import counted
 
 _DAEMON_SET = "/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}"
 _DEPLOYMENT = "/apis/apps/v1/namespaces/{namespace}/deployments/{name}"
-_PODS = "/api/v1/namespaces/{namespace}/pods"
 _DAEMON_SETS = "/apis/apps/v1/namespaces/kube-system/daemonsets"
 _ALL_PODS = "/api/v1/pods"
 _UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "M": 10**6, "G": 10**9}

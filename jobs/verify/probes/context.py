@@ -15,7 +15,8 @@ from jobs.eks.cluster import Cluster
 from jobs.errors import Refusal, is_denied, is_transient
 from jobs.job import Job
 from jobs.orchestrators import Services
-from trainium_catalogue.contract import RUNS_PREFIX, TAG_DEPLOYMENT, run_prefix
+from jobs.prerequisites import list_hosts
+from trainium_catalogue.contract import RUNS_PREFIX, run_prefix
 from trainium_catalogue.probing import Probes, ProbeSite, SubjectMissing
 from trainium_catalogue.releases import NeuronRelease, find_release
 
@@ -118,16 +119,10 @@ class ClientContext:
     @cached_property
     def hosts(self) -> list[Mapping[str, Any]]:
         """The nodes' instances, newest first, including those terminated in the last hour."""
-        pages = self.client("ec2").describe_instances(
-            Filters=[
-                {"Name": f"tag:{TAG_DEPLOYMENT}", "Values": [self.target.name]},
-                {"Name": "instance-type", "Values": [self.target.instance_type.name]},
-            ]
-        )["Reservations"]
-        found = [instance for page in pages for instance in page["Instances"]]
+        found = list_hosts(self.client("ec2"), self.target)
         if not found:
             raise SubjectMissing("a host, running or terminated within the last hour")
-        return sorted(found, key=lambda instance: str(instance.get("LaunchTime")), reverse=True)
+        return found
 
     @property
     def running_hosts(self) -> list[Mapping[str, Any]]:

@@ -30,16 +30,11 @@ def assembly(keys: Keys) -> SynthesizedStacks:
     return read_assembly(deployment(**keys).folder, deployment="default", region=None)
 
 
-# To jobs, a new zone is like a new volume, and dropping EKS is like dropping Batch.
+# To jobs, dropping EKS is like dropping Batch.
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
         ({**BOTH, "root_volume_gib": 300}, {ON_BATCH, LONGER_THAN_THE_UPDATE, ON_EKS}),
-        pytest.param(
-            {**BOTH, "availability_zone_id": "usw2-az1"},
-            {ON_BATCH, LONGER_THAN_THE_UPDATE, ON_EKS},
-            marks=pytest.mark.full,
-        ),
         pytest.param(
             {**BOTH, "lustre_gib": 0},
             {ON_BATCH, LONGER_THAN_THE_UPDATE, ("loses-data", "lustre")},
@@ -55,7 +50,7 @@ def assembly(keys: Keys) -> SynthesizedStacks:
         ),
         pytest.param({**BOTH, "job_time_limit_hours": 24}, set(), marks=pytest.mark.full),
     ],
-    ids=["volume", "zone", "no lustre", "no eks", "no batch", "nodes", "zones", "time limit"],
+    ids=["volume", "no lustre", "no eks", "no batch", "nodes", "zones", "time limit"],
 )
 def test_transition_reports_what_ends_is_removed_or_stays(
     changed: Keys, expected: set[tuple[str, str]]

@@ -6,22 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.emulators.volcano_jobs import BASE
 from tests.jobs.conftest import Cli
-from tests.jobs.eks.conftest import PREREQUISITES, EksCli, eks_cli
-from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
+from tests.jobs.eks.conftest import EksCli, eks_cli, emulated
+from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings
 from trainium_emulators.kubernetes.resources import EVENT, POD
 
 
 @pytest.fixture(scope="module")
 def api_server() -> Iterator[ClusterEmulator]:
     """An API server without Volcano's controller, so that a status that a test writes remains."""
-    running = serve(EmulatorSettings(addresses="127.0.95"))
-    for manifest in (*BASE, *PREREQUISITES):
-        running.apply(manifest)
-    running._volcano.stop()
-    yield running
-    running.stop()
+    for running in emulated(EmulatorSettings(addresses="127.0.95")):
+        running._volcano.stop()
+        yield running
 
 
 @pytest.fixture

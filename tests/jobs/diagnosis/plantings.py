@@ -5,6 +5,7 @@ Texts come from the sources of each cause in jobs/diagnosis/causes.toml.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -90,15 +91,27 @@ class OnCluster(Planting):
     """The launcher's report in the bucket for an attempt whose pods are gone."""
 
 
+def _waits(cause: str, what: str, **more: Any) -> OnBatch:
+    """Return a run that waits on Batch."""
+    return OnBatch(cause=cause, what=what, status="RUNNABLE", **more)
+
+
+def _waits_on_cluster(cause: str, what: str, **more: Any) -> OnCluster:
+    """Return a run that waits on the cluster."""
+    return OnCluster(cause=cause, what=what, status="RUNNABLE", **more)
+
+
 def _launch(cause: str, what: str, text: str, **more: Any) -> tuple[Planting, Planting]:
     """Return the same failed launch on both orchestrators."""
-    both: dict[str, Any] = {"cause": cause, "what": what, "status": "RUNNABLE", **more}
-    return OnBatch(activities=[text], **both), OnCluster(activities=[text], nodes=0, **both)
+    more["activities"] = [text]
+    return _waits(cause, what, **more), _waits_on_cluster(cause, what, nodes=0, **more)
 
 
-def _ended(cause: str, what: str, line: str, code: int) -> tuple[Planting, Planting]:
-    """Return the same last lines on both orchestrators."""
-    lines = [line] if line.startswith("launch: ") else [line, f"launch: exit {code} (x): node 0: y"]
+def _ended(cause: str, what: str, line: str, code: int = 0) -> tuple[Planting, Planting]:
+    """Return the same last lines on both orchestrators; a launcher's line has the exit code."""
+    lines = [line, f"launch: exit {code} (x): node 0: y"]
+    if verdict := re.match(r"launch: exit (\d+)", line):
+        lines, code = [line], int(verdict[1])
     both: dict[str, Any] = {"cause": cause, "what": what, "codes": (code, code), "log": lines}
     return OnBatch(reason=EXITED, **both), OnCluster(**both)
 
@@ -107,21 +120,14 @@ PLANTINGS: tuple[Planting, ...] = (
     # --- waiting for capacity --------------------------------------------------------------------
     *_launch("no-capacity", "insufficient capacity in the zone", NO_CAPACITY),
     *_launch("quota-too-small", "launches that exceed the vCPU quota", VCPUS),
-    OnBatch(
-        cause="quota-too-small", what="a vCPU quota for a single node", status="RUNNABLE", quota=128
-    ),
+    _waits("quota-too-small", "a vCPU quota for a single node", quota=128),
     *_launch(
         "no-addresses",
         "a subnet without free addresses",
         "There are not enough free addresses in subnet 'subnet-1' to satisfy the requested number "
         "of instances. InsufficientFreeAddressesInSubnet. Launching EC2 instance failed.",
     ),
-    OnBatch(
-        cause="no-addresses",
-        what="a subnet with three free addresses",
-        status="RUNNABLE",
-        free_addresses=3,
-    ),
+    _waits("no-addresses", "a subnet with three free addresses", free_addresses=3),
     *_launch(
         "not-offered-here",
         "a zone that does not offer the instance type",
@@ -149,139 +155,104 @@ PLANTINGS: tuple[Planting, ...] = (
         "This account is currently blocked and not recognized as a valid account. Launching EC2 "
         "instance failed.",
     ),
-    OnBatch(
-        cause="reservation-not-started",
-        what="a Capacity Block that starts next week",
-        status="RUNNABLE",
+    _waits(
+        "reservation-not-started",
+        "a Capacity Block that starts next week",
         reservation={"State": "scheduled", "starts": 7},
     ),
-    OnCluster(
-        cause="reservation-ended",
-        what="a Capacity Block that ended last week",
-        status="RUNNABLE",
+    _waits_on_cluster(
+        "reservation-ended",
+        "a Capacity Block that ended last week",
         nodes=0,
         reservation={"State": "expired", "starts": -8},
     ),
-    OnBatch(
-        cause="reservation-full",
-        what="a reservation whose instances are in use",
-        status="RUNNABLE",
+    _waits(
+        "reservation-full",
+        "a reservation whose instances are in use",
         reservation={"State": "active", "starts": -1, "AvailableInstanceCount": 1},
     ),
-    OnBatch(
-        cause="no-spot-capacity",
-        what="no Spot capacity",
-        status="RUNNABLE",
+    _waits(
+        "no-spot-capacity",
+        "no Spot capacity",
         activities=["UnfulfillableCapacity: There is no Spot capacity available."],
     ),
-    OnBatch(
-        cause="spot-quota",
-        what="launches that exceed the Spot quota",
-        status="RUNNABLE",
+    _waits(
+        "spot-quota",
+        "launches that exceed the Spot quota",
         activities=["Max spot instance count exceeded. Launching EC2 instance failed."],
     ),
     # --- waiting in a queue ----------------------------------------------------------------------
-    OnBatch(
-        cause="no-capacity",
-        what="Batch's own status reason for insufficient capacity",
-        status="RUNNABLE",
+    _waits(
+        "no-capacity",
+        "Batch's own status reason for insufficient capacity",
         reason="CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - Service cannot fulfill the capacity "
         "requested for instance type trn1.32xlarge",
     ),
-    OnBatch(
-        cause="service-role",
-        what="a service role without permissions",
-        status="RUNNABLE",
+    _waits(
+        "service-role",
+        "a service role without permissions",
         reason="MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS - Batch is missing permissions",
     ),
-    OnBatch(
-        cause="job-too-large-for-host",
-        what="a job that requests more memory than a host registers",
-        status="RUNNABLE",
+    _waits(
+        "job-too-large-for-host",
+        "a job that requests more memory than a host registers",
         reason="MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - The job resource requirement exceeds "
         "that can be allocated",
     ),
-    OnBatch(
-        cause="deployment-too-small",
-        what="maxvCpus of a single node",
-        status="RUNNABLE",
+    _waits(
+        "deployment-too-small",
+        "maxvCpus of a single node",
         environment={"computeResources": {"maxvCpus": 128}},
     ),
-    OnBatch(
-        cause="queue-disabled",
-        what="a disabled job queue",
-        status="RUNNABLE",
-        queue={"state": "DISABLED"},
+    _waits("queue-disabled", "a disabled job queue", queue={"state": "DISABLED"}),
+    _waits(
+        "environment-disabled", "a disabled compute environment", environment={"state": "DISABLED"}
     ),
-    OnBatch(
-        cause="environment-disabled",
-        what="a disabled compute environment",
-        status="RUNNABLE",
-        environment={"state": "DISABLED"},
-    ),
-    OnBatch(
-        cause="hosts-never-join",
-        what="hosts that cannot reach ECS",
-        status="RUNNABLE",
+    _waits(
+        "hosts-never-join",
+        "hosts that cannot reach ECS",
         environment={
             "status": "INVALID",
             "statusReason": "CLIENT_ERROR - You are not authorized, or none of the instances "
             "joined the underlying ECS Cluster",
         },
     ),
-    OnBatch(
-        cause="host-not-ready",
-        what="a host with an incompatible driver",
-        status="RUNNABLE",
+    _waits(
+        "host-not-ready",
+        "a host with an incompatible driver",
         console="trainium: HOST NOT READY, the ECS agent stays stopped: driver 2.29.0.0 does not "
         "fit; the host ends in 5min\n",
     ),
-    OnBatch(
-        cause="behind-other-runs",
-        what="another run that occupies the nodes",
-        status="RUNNABLE",
-        others={"first": 3},
-    ),
-    OnCluster(
-        cause="behind-other-runs",
-        what="another run that occupies the nodes",
-        status="RUNNABLE",
-        others={"first": 3},
+    _waits("behind-other-runs", "another run that occupies the nodes", others={"first": 3}),
+    _waits_on_cluster(
+        "behind-other-runs", "another run that occupies the nodes", others={"first": 3}
     ),
     # --- the cluster -----------------------------------------------------------------------------
-    OnCluster(cause="nodes-missing", what="one of two nodes", status="RUNNABLE", nodes=1),
-    OnCluster(
-        cause="scaler-gave-up",
-        what="a request that the node scaler dropped",
-        status="RUNNABLE",
+    _waits_on_cluster("nodes-missing", "one of two nodes", nodes=1),
+    _waits_on_cluster(
+        "scaler-gave-up",
+        "a request that the node scaler dropped",
         nodes=0,
         annotations={"trainium/nodes-dropped": "2 of 2 nodes did not join within 20 minutes"},
     ),
-    OnCluster(
-        cause="node-not-ready", what="an unresponsive node", status="RUNNABLE", node="silent"
-    ),
-    OnCluster(cause="node-cordoned", what="a cordoned node", status="RUNNABLE", node="cordoned"),
-    OnCluster(
-        cause="device-plugin", what="no Neuron device plugin", status="RUNNABLE", node="no chips"
-    ),
-    OnCluster(cause="efa-plugin", what="no EFA device plugin", status="RUNNABLE", node="no EFA"),
-    OnCluster(cause="node-fault", what="an accelerator fault", status="RUNNABLE", node="fault"),
-    OnCluster(
-        cause="node-fault",
-        what="an accelerator fault on a node that the node scaler cordoned",
-        status="RUNNABLE",
+    _waits_on_cluster("node-not-ready", "an unresponsive node", node="silent"),
+    _waits_on_cluster("node-cordoned", "a cordoned node", node="cordoned"),
+    _waits_on_cluster("device-plugin", "no Neuron device plugin", node="no chips"),
+    _waits_on_cluster("efa-plugin", "no EFA device plugin", node="no EFA"),
+    _waits_on_cluster("node-fault", "an accelerator fault", node="fault"),
+    _waits_on_cluster(
+        "node-fault",
+        "an accelerator fault on a node that the node scaler cordoned",
         node="fault and cordon",
     ),
-    OnCluster(
-        cause="untolerated-taint",
-        what="an unrelated taint",
-        status="RUNNABLE",
+    _waits_on_cluster(
+        "untolerated-taint",
+        "an unrelated taint",
         unscheduled="0/2 nodes are available: 2 node(s) had untolerated taint {team: other}.",
     ),
-    OnCluster(
-        cause="volcano-queue-full",
-        what="a Volcano queue that is too small",
-        status="RUNNABLE",
+    _waits_on_cluster(
+        "volcano-queue-full",
+        "a Volcano queue that is too small",
         events=[
             (
                 "Unschedulable",
@@ -289,10 +260,9 @@ PLANTINGS: tuple[Planting, ...] = (
             )
         ],
     ),
-    OnCluster(
-        cause="namespace-quota",
-        what="an exceeded ResourceQuota",
-        status="RUNNABLE",
+    _waits_on_cluster(
+        "namespace-quota",
+        "an exceeded ResourceQuota",
         events=[
             (
                 "FailedCreate",
@@ -301,10 +271,9 @@ PLANTINGS: tuple[Planting, ...] = (
             )
         ],
     ),
-    OnCluster(
-        cause="service-account-missing",
-        what="a missing service account",
-        status="RUNNABLE",
+    _waits_on_cluster(
+        "service-account-missing",
+        "a missing service account",
         events=[
             (
                 "FailedCreate",
@@ -388,7 +357,6 @@ PLANTINGS: tuple[Planting, ...] = (
         "block-ends",
         "a Capacity Block that is about to end",
         "launch: exit 124 (x): node 0: the Capacity Block ends soon, so the job stops at noon",
-        124,
     ),
     OnBatch(
         cause="out-of-memory",
@@ -428,19 +396,16 @@ PLANTINGS: tuple[Planting, ...] = (
         "chips-missing",
         "a host with 15 chips",
         PREFLIGHT + "15 of 16 Neuron devices (/dev/neuron*)",
-        70,
     ),
     *_ended(
         "efa-missing",
         "a host with 7 EFA interfaces",
         PREFLIGHT + "7 of 8 EFA interfaces of the host (/sys/class/infiniband)",
-        70,
     ),
     *_ended(
         "driver-mismatch",
         "a driver that is too new",
         PREFLIGHT + "Neuron driver 2.29.0.0 on the host; release 2.28.0 requires 2.26.5",
-        70,
     ),
     OnBatch(
         cause="default-group-closed",
@@ -454,14 +419,12 @@ PLANTINGS: tuple[Planting, ...] = (
         "neuron-hardware",
         "an uncorrectable HBM error",
         HOST + "NRT_EXEC_HW_ERR_HBM_UE (status_code=1201)",
-        75,
     ),
     *_ended(
         "neuron-hardware",
         "a parity error, in TorchNeuron's words",
         HOST + "NRT EXECUTION FAILED: NRT model execution failed, An on-chip memory of Neuron Core "
         "encountered a parity error and produced incorrect results.",
-        75,
     ),
     *_ended(
         "neuron-peer",
@@ -469,7 +432,6 @@ PLANTINGS: tuple[Planting, ...] = (
         HOST
         + "Async execution error: seq_id=7, Stuck in collectives op (missing notification(s)). "
         "Possibly caused by a hardware error on another worker",
-        75,
     ),
     *_ended(
         "neuron-timeout",
@@ -482,31 +444,26 @@ PLANTINGS: tuple[Planting, ...] = (
         "neuron-cores-busy",
         "a barrier of a process that waits for its core",
         HOST + "Failed to execute the device barrier 1",
-        75,
     ),
     *_ended(
         "neuron-memory",
         "a batch that exceeds device memory, in TorchNeuron's words",
         FAILED + "RuntimeError: Neuron OOM: requested_size=1073741824",
-        1,
     ),
     *_ended(
         "neuron-group",
         "a group of ranks that the network does not route",
         FAILED + "DistBackendError: ENC:enc_init_comm failed: no_hier no_mesh",
-        1,
     ),
     *_ended(
         "efa-failure",
         "a failed EFA transfer",
         HOST + "libfabric: fi_read failed: Resource temporarily unavailable",
-        75,
     ),
     *_ended(
         "neuron-memory",
         "a batch that exceeds device memory",
         FAILED + "RuntimeError: NRT_RESOURCE: Failed to allocate 2 GB of HBM",
-        1,
     ),
     *_ended(
         "compiler-memory",
@@ -520,44 +477,37 @@ PLANTINGS: tuple[Planting, ...] = (
         "expired credentials",
         FAILED + "ClientError: An error occurred (ExpiredToken) when calling the GetObject "
         "operation: The security token included in the request is expired",
-        1,
     ),
     *_ended(
         "access-denied",
         "a bucket that the job's role cannot read",
         FAILED + "ClientError: An error occurred (AccessDenied) when calling GetObject",
-        1,
     ),
     *_ended(
         "module-missing",
         "a missing module",
         FAILED + "ModuleNotFoundError: No module named 'wandb'",
-        1,
     ),
     *_ended(
         "checkpoint-damaged",
         "truncated checkpoints",
         FAILED + "CheckpointUnusable: no checkpoint of s3://bucket/runs/x can be loaded",
-        1,
     ),
     *_ended(
         "data-missing",
         "a missing corpus",
         FAILED + "DatasetError: there is no input at wiki; submit prepare",
-        1,
     ),
     *_ended(
         "diverged",
         "a learning rate that is too large",
         FAILED + "Diverged: the loss of step 7 is nan and the gradient norm inf",
-        1,
     ),
-    *_ended("program-error", "an error in the program", FAILED + "ValueError: shapes differ", 1),
+    *_ended("program-error", "an error in the program", FAILED + "ValueError: shapes differ"),
     *_ended(
         "hang",
         "a deadlock",
         "launch: exit 75 (x): node 0: the program hangs: for 1800 s no node printed",
-        75,
     ),
     OnBatch(
         cause="exit-code-137",
@@ -572,24 +522,21 @@ PLANTINGS: tuple[Planting, ...] = (
         ending=(75, "node 1: rank 9: RuntimeError: NRT_EXEC_HW_ERR_NC_UE"),
     ),
     # --- two causes at once ----------------------------------------------------------------------
-    OnBatch(
-        cause="quota-too-small",
-        what="an insufficient quota, and insufficient capacity",
-        status="RUNNABLE",
+    _waits(
+        "quota-too-small",
+        "an insufficient quota, and insufficient capacity",
         quota=128,
         activities=[NO_CAPACITY],
     ),
-    OnBatch(
-        cause="queue-disabled",
-        what="a disabled job queue, and an old failed launch",
-        status="RUNNABLE",
+    _waits(
+        "queue-disabled",
+        "a disabled job queue, and an old failed launch",
         queue={"state": "DISABLED"},
         activities=[NO_CAPACITY],
     ),
-    OnCluster(
-        cause="no-capacity",
-        what="no nodes, for lack of capacity",
-        status="RUNNABLE",
+    _waits_on_cluster(
+        "no-capacity",
+        "no nodes, for lack of capacity",
         nodes=0,
         activities=[NO_CAPACITY],
         annotations={"trainium/scale": "true"},
@@ -615,25 +562,20 @@ PLANTINGS: tuple[Planting, ...] = (
         node_reasons=["", "OOMKilled"],
         node="cordoned",
     ),
-    OnBatch(
-        cause="no-capacity",
-        what="a retry that waits for capacity after a lost host",
-        status="RUNNABLE",
+    _waits(
+        "no-capacity",
+        "a retry that waits for capacity after a lost host",
         earlier=[75],
         activities=[NO_CAPACITY],
     ),
     # --- healthy ---------------------------------------------------------------------------------
-    OnBatch(cause="starting", what="hosts that are starting", status="RUNNABLE"),
-    OnBatch(
-        cause="starting",
-        what="a failed launch, followed by a successful one",
-        status="RUNNABLE",
-        activities=["", NO_CAPACITY],
+    _waits("starting", "hosts that are starting"),
+    _waits(
+        "starting", "a failed launch, followed by a successful one", activities=["", NO_CAPACITY]
     ),
-    OnCluster(
-        cause="cluster-gets-nodes",
-        what="nodes that the node scaler is adding",
-        status="RUNNABLE",
+    _waits_on_cluster(
+        "cluster-gets-nodes",
+        "nodes that the node scaler is adding",
         nodes=0,
         annotations={"trainium/scale": "true"},
     ),

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from jobs.diagnosis.cause import CAUSES, SOURCES, Rank
+from jobs.diagnosis.cause import CAUSES, Rank
 from jobs.diagnosis.ranking import first_cause
-from jobs.job import RunSummary
 from tests.jobs.conftest import Cli
 from tests.jobs.diagnosis.plantings import NO_CAPACITY, PLANTINGS, OnBatch, OnCluster, Planting
 from tests.jobs.diagnosis.world import RUN, plant
 from tests.jobs.eks.conftest import ROOT, EksCli
+from tests.jobs.samples import RUN as SUMMARY
 from tests.support.schemas import conforms
 from trainium_catalogue.kubernetes import NAMESPACE
-from trainium_catalogue.workloads import Hardware
 from trainium_emulators.kubernetes.resources import EVENT
 
 TOOLS = ("python -m jobs ", "cdk deploy ", "cdk synth ", "aws ", "kubectl ")
@@ -149,35 +148,12 @@ def test_status_and_list_show_cause_from_their_own_data(
 
 
 def test_listed_run_always_has_cause() -> None:
-    for status in (
-        "SUBMITTED",
-        "PENDING",
-        "RUNNABLE",
-        "STARTING",
-        "RUNNING",
-        "SUCCEEDED",
-        "FAILED",
-    ):
-        run = RunSummary(
-            run="x", job_id="x", status=status, status_reason=None, created_at_ms=0,
-            started_at_ms=None, stopped_at_ms=None, num_nodes=1, hardware=Hardware.TRAINIUM,
-        )  # fmt: skip
-
-        assert first_cause(run).rank is Rank.NORMAL
+    statuses = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED")
+    for status in statuses:
+        assert first_cause(replace(SUMMARY, status=status)).rank is Rank.NORMAL
 
 
-def test_unknown_run_is_refused(cli: Cli) -> None:
-    result = cli.run("explain", "nothing")
-
-    assert result.exit_code == 2
-    assert "no run 'nothing'" in result.stderr
-
-
-@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.name)
-def test_table_entry_is_printable_and_has_source(cause: Any) -> None:
-    assert re.fullmatch(r"[a-z]+(-[a-z0-9]+)*", cause.name)
-    assert cause.texts or cause.problems
-    for where, text in cause.texts.items():
-        assert where in SOURCES
-        re.compile(text)
-    assert cause.source.startswith("https://") or (ROOT / cause.source).exists()
+def test_table_entries_have_source() -> None:
+    for cause in CAUSES:
+        assert cause.texts or cause.problems, cause
+        assert cause.source.startswith("https://") or (ROOT / cause.source).exists(), cause

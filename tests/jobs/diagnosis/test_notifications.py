@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -150,14 +151,8 @@ TOLD = [
 """Plantings that cause a message."""
 
 
-# A tenth of them is the cheaper variant of this test.
-@pytest.mark.parametrize(
-    "planting",
-    [
-        pytest.param(each, id=named(each), marks=[pytest.mark.full] if number % 10 else [])
-        for number, each in enumerate(TOLD)
-    ],
-)
+# A tenth of them suffices: the cause is the one that test_diagnosis checks for every planting.
+@pytest.mark.parametrize("planting", TOLD[::10], ids=named)
 def test_message_contains_first_line_of_explain(
     planting: Planting,
     inbox: Inbox,
@@ -177,15 +172,22 @@ def test_message_contains_first_line_of_explain(
 
 
 Made = OnBatch | OnCluster
+Put = Callable[..., EksCli | None]
 
 
-def put(made: Made, inbox: Inbox, request: pytest.FixtureRequest, folder: Path) -> EksCli | None:
-    """Plant a run; if it is on the cluster, write the cluster snapshot too."""
-    eks = request.getfixturevalue("eks") if isinstance(made, OnCluster) else None
-    plant(made, inbox.cli, eks, request.getfixturevalue("monkeypatch"))
-    if eks is not None:
-        write_snapshot(eks, folder)
-    return eks
+@pytest.fixture
+def put(inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path) -> Put:
+    """A function that plants a run in a state; on the cluster, it writes the snapshot too."""
+
+    def plant_run(place: type[Made] = OnBatch, **state: Any) -> EksCli | None:
+        eks = request.getfixturevalue("eks") if place is OnCluster else None
+        made = place(cause="", what="", **state)
+        plant(made, inbox.cli, eks, request.getfixturevalue("monkeypatch"))
+        if eks is not None:
+            write_snapshot(eks, tmp_path)
+        return eks
+
+    return plant_run
 
 
 def started(eks: EksCli, ago: timedelta, *, limit_s: int = 24 * 3600) -> None:
@@ -217,10 +219,10 @@ def test_each_kind_is_published_once(
     state: dict[str, Any],
     expected: list[str],
     inbox: Inbox,
-    request: pytest.FixtureRequest,
+    put: Put,
     tmp_path: Path,
 ) -> None:
-    eks = put(place(cause="", what="", **state), inbox, request, tmp_path)
+    eks = put(place, **state)
     if eks is not None and "quiet" in state:
         started(eks, timedelta(minutes=40))
         write_snapshot(eks, tmp_path)
@@ -232,18 +234,15 @@ def test_each_kind_is_published_once(
 
 @pytest.mark.parametrize("codes", [(0, 0), ()], ids=["with pods", "without pods"])
 def test_failed_attempt_of_succeeded_run_is_published(
-    codes: tuple[int, ...], inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path
+    codes: tuple[int, ...], inbox: Inbox, put: Put
 ) -> None:
-    made = OnCluster(cause="", what="", status="SUCCEEDED", earlier=[75], codes=codes)
-    put(made, inbox, request, tmp_path)
+    put(OnCluster, status="SUCCEEDED", earlier=[75], codes=codes)
 
     assert kinds(inbox.call()) == ["attempt-failed", "succeeded"]
 
 
-def test_message_names_deployment_and_command(
-    inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    put(OnBatch(cause="", what="", status="RUNNABLE"), inbox, request, tmp_path)
+def test_message_names_deployment_and_command(inbox: Inbox, put: Put) -> None:
+    put(status="RUNNABLE")
     (message,) = inbox.call()
 
     assert message["Subject"] == f"trainium default: {RUN} waiting"
@@ -254,20 +253,18 @@ def test_message_names_deployment_and_command(
 
 
 def test_waiting_threshold_follows_deployment_setting(
-    inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inbox: Inbox, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(contract.ENV_NOTIFY_WAIT_MINUTES, "30")
-    put(OnBatch(cause="", what="", status="RUNNABLE"), inbox, request, tmp_path)
+    put(status="RUNNABLE")
     assert inbox.call() == []
 
     pass_time(monkeypatch, minutes=31)
     assert kinds(inbox.call()) == ["waiting"]
 
 
-def test_run_behind_another_run_is_not_published_as_waiting(
-    inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    put(OnBatch(cause="", what="", status="RUNNABLE"), inbox, request, tmp_path)
+def test_run_behind_another_run_is_not_published_as_waiting(inbox: Inbox, put: Put) -> None:
+    put(status="RUNNABLE")
     planted = inbox.cli.backend_job(inbox.cli.jobs(RUN)[-1]["jobId"])
     first = inbox.cli.submitted("first", status="RUNNING")
     described = {**planted.describe(), "dependsOn": [{"jobId": first}]}
@@ -278,10 +275,9 @@ def test_run_behind_another_run_is_not_published_as_waiting(
 
 @pytest.mark.parametrize("place", [OnBatch, OnCluster])
 def test_attempt_near_time_limit_is_published_with_cost(
-    place: type[Made], inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path
+    place: type[Made], inbox: Inbox, put: Put, tmp_path: Path
 ) -> None:
-    made = place(cause="", what="", status="RUNNING")
-    eks = put(made, inbox, request, tmp_path)
+    eks = put(place, status="RUNNING")
     # A planted run on Batch started 5 minutes ago.
     if eks is None:
         planted = inbox.cli.backend_job(inbox.cli.jobs(RUN)[-1]["jobId"])
@@ -300,15 +296,8 @@ def test_attempt_near_time_limit_is_published_with_cost(
     )
 
 
-def test_job_moved_to_another_zone_is_not_failed(
-    inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    put(
-        OnBatch(cause="", what="", reason=f"{NO_CAPACITY} in a: moves to b"),
-        inbox,
-        request,
-        tmp_path,
-    )
+def test_job_moved_to_another_zone_is_not_failed(inbox: Inbox, put: Put) -> None:
+    put(reason=f"{NO_CAPACITY} in a: moves to b")
     assert kinds(inbox.call()) == ["failed"]  # with one zone
     planted = inbox.cli.backend_job(inbox.cli.jobs(RUN)[-1]["jobId"])
     tags = {contract.TAG_ZONE_PATIENCE: "20"}
@@ -325,18 +314,18 @@ def test_job_moved_to_another_zone_is_not_failed(
 
 
 def test_runs_ended_before_notifications_were_enabled_are_skipped(
-    inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inbox: Inbox, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(OnBatch(cause="", what="", codes=[1, 70]), inbox, request, tmp_path)
+    put(codes=[1, 70])
     pass_time(monkeypatch, minutes=120)
 
     assert inbox.call() == []
 
 
 def test_concurrent_calls_publish_once(
-    inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inbox: Inbox, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(OnBatch(cause="", what="", codes=[1, 70]), inbox, request, tmp_path)
+    put(codes=[1, 70])
     assert kinds(inbox.call()) == ["failed"]
 
     # A concurrent call, which read the state before this one published.
@@ -345,9 +334,9 @@ def test_concurrent_calls_publish_once(
 
 
 def test_failed_publication_is_retried_by_next_call(
-    inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inbox: Inbox, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(OnBatch(cause="", what="", codes=[1, 70]), inbox, request, tmp_path)
+    put(codes=[1, 70])
     with monkeypatch.context() as patch:
         patch.setenv(contract.ENV_NOTIFY_TOPIC, f"{inbox.topic}-gone")
         with pytest.raises(RuntimeError, match=f"failed-1 of run {RUN} was not published"):
@@ -356,10 +345,8 @@ def test_failed_publication_is_retried_by_next_call(
     assert kinds(inbox.call()) == ["failed"]
 
 
-def test_round_out_of_time_publishes_part_and_leaves_rest(
-    inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    put(OnBatch(cause="", what="", codes=[1, 70]), inbox, request, tmp_path)
+def test_round_out_of_time_publishes_part_and_leaves_rest(inbox: Inbox, put: Put) -> None:
+    put(codes=[1, 70])
     inbox.cli.submitted("other", status="RUNNABLE")
     with pytest.raises(RuntimeError, match="function ran out of time before checking every run"):
         inbox.call(61.0, 59.0)
@@ -370,19 +357,17 @@ def test_round_out_of_time_publishes_part_and_leaves_rest(
 
 
 def test_run_without_news_needs_no_diagnosis(
-    inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inbox: Inbox, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(OnBatch(cause="", what="", status="RUNNABLE"), inbox, request, tmp_path)
+    put(status="RUNNABLE")
     assert kinds(inbox.call()) == ["waiting"]
 
     monkeypatch.setattr("notifier.rounds.gather", None)
     assert inbox.call() == []
 
 
-def test_runs_of_other_deployments_are_skipped(
-    inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    put(OnBatch(cause="", what="", codes=[1, 70]), inbox, request, tmp_path)
+def test_runs_of_other_deployments_are_skipped(inbox: Inbox, put: Put) -> None:
+    put(codes=[1, 70])
     batch = inbox.cli.client("batch")
     (environment,) = batch.describe_compute_environments()["computeEnvironments"]
     order = [{"order": 1, "computeEnvironment": environment["computeEnvironmentArn"]}]
@@ -394,11 +379,9 @@ def test_runs_of_other_deployments_are_skipped(
     assert inbox.call() == []
 
 
-def test_messages_contain_no_arguments_or_log_lines(
-    inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_messages_contain_no_arguments_or_log_lines(inbox: Inbox, put: Put) -> None:
     log = ("token=hunter2", "launch: exit 1 (x): node 0: rank 0: ValueError: hunter2")
-    put(OnBatch(cause="", what="", codes=[1, 70], log=log), inbox, request, tmp_path)
+    put(codes=[1, 70], log=log)
     planted = inbox.cli.backend_job(inbox.cli.jobs(RUN)[-1]["jobId"])
     container = {"command": [*contract.launch_command("program"), "--", "--key", "hunter2"]}
     nodes = {"numNodes": 2, "nodeRangeProperties": [{"container": container}]}
@@ -411,20 +394,18 @@ def test_messages_contain_no_arguments_or_log_lines(
 
 
 def test_stale_cluster_snapshot_is_ignored(
-    inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    put(OnCluster(cause="", what="", codes=[1, 70]), inbox, request, tmp_path)
+    inbox: Inbox, put: Put, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(OnCluster, codes=[1, 70])
     monkeypatch.setattr("notifier.snapshot._MAX_AGE", timedelta(seconds=-1))
 
     assert inbox.call() == []
     assert "the cluster's runs are unknown" in capsys.readouterr().out
 
 
-def test_batch_runs_are_published_if_cluster_is_unreadable(
-    inbox: Inbox, eks: EksCli, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    put(OnBatch(cause="", what="", codes=[1, 70]), inbox, request, tmp_path)
+@pytest.mark.usefixtures("eks")
+def test_batch_runs_are_published_if_cluster_is_unreadable(inbox: Inbox, put: Put) -> None:
+    put(codes=[1, 70])
     inbox.cli.put(contract.CLUSTER_SNAPSHOT, b"not one")
 
     with pytest.raises(RuntimeError, match="BadGzipFile"):
@@ -463,10 +444,8 @@ def test_unchanged_cluster_snapshot_is_renewed_only_after_minutes(
     assert written == [0, 5]
 
 
-def test_function_needs_only_packages_of_lambda(
-    inbox: Inbox, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    put(OnBatch(cause="", what="", codes=[1, 70]), inbox, request, tmp_path)
+def test_function_needs_only_packages_of_lambda(inbox: Inbox, put: Put) -> None:
+    put(codes=[1, 70])
     call = (
         "import json, sys\n"
         "class NotThere:\n"

@@ -18,7 +18,7 @@ from jobs.job import Job, JobKind, Shape
 from stacks.config.app_config import AppConfig
 from stacks.config.refusal import ConfigError
 from tests.jobs.conftest import Cli
-from tests.jobs.test_waiting import DEPLOYMENT, JOB
+from tests.jobs.samples import DEPLOYMENT, JOB
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.parameters.command_line import parse_values

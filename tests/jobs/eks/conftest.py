@@ -99,20 +99,26 @@ def _take_fault(run: str) -> NodeFault | None:
     return _faults.pop(0) if _faults and _faults[0].run == run else None
 
 
+def emulated(settings: EmulatorSettings, *more: Mapping[str, Any]) -> Iterator[ClusterEmulator]:
+    """A cluster with these objects, without nodes or jobs."""
+    running = serve(settings)
+    for manifest in (*BASE, *PREREQUISITES, *more):
+        running.apply(dict(manifest))
+    yield running
+    running.stop()
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
     """A cluster without nodes or jobs."""
-    settings = EmulatorSettings(
-        addresses="127.0.94",
-        count_nodes=True,
-        take_fault=_take_fault,
-        open_stream=open_stream,
+    yield from emulated(
+        EmulatorSettings(
+            addresses="127.0.94",
+            count_nodes=True,
+            take_fault=_take_fault,
+            open_stream=open_stream,
+        )
     )
-    running = serve(settings)
-    for manifest in (*BASE, *PREREQUISITES):
-        running.apply(manifest)
-    yield running
-    running.stop()
 
 
 @dataclass(slots=True)
@@ -148,6 +154,14 @@ class EksCli:
         self.cluster.store.update(
             NODE, "", name, lambda node: node["metadata"].update(annotations=annotations)
         )
+
+    def mark_job(self, name: str, **annotations: str) -> None:
+        """Annotate a job, as the node scaler does."""
+
+        def add(job: dict[str, Any]) -> None:
+            job["metadata"].setdefault("annotations", {}).update(annotations)
+
+        self.cluster.store.update(VOLCANO_JOB, NAMESPACE, name, add)
 
     def moto_cluster(self) -> Any:
         """Return moto's own object for the cluster."""

@@ -20,20 +20,12 @@ from jobs.eks.nodes import NodeGroup, Progress, wait_for_nodes
 from jobs.errors import Refusal
 from rehearsal.deployment import binaries
 from tests.jobs.eks.conftest import ROOT, EksCli
+from tests.jobs.test_refusals import assert_refused
 from tests.support.limits import scaled
 from tests.support.schemas import conforms
 from trainium_catalogue import contract
 
 GROUP = NodeGroup(status="ACTIVE", desired=2, max_size=4, health_issues=())
-
-
-@pytest.mark.usefixtures("scaler")
-def test_scale_shows_price_first(eks: EksCli) -> None:
-    eks.nodes(0)
-
-    assert "0 -> 2 nodes of trn1.32xlarge, about $43.00 an hour" in (
-        eks.run("scale", "--nodes", "2", "--yes").stderr
-    )
 
 
 def test_scale_up_without_terminal_needs_yes(eks: EksCli) -> None:
@@ -56,10 +48,10 @@ def test_scale_is_limited_by_deployment(eks: EksCli) -> None:
 
 def test_kubeconfig_of_deployment_without_cluster_is_refused(eks: EksCli, tmp_path: Path) -> None:
     eks.cli.parameter(contract.SSM_ORCHESTRATORS, "batch")
-    result = eks.run("kubeconfig", "--kubeconfig", str(tmp_path / "config"))
-
-    assert result.exit_code == 2
-    assert "-c trainium:orchestrators=batch,eks" in result.stderr
+    assert_refused(
+        eks.run("kubeconfig", "--kubeconfig", str(tmp_path / "config")),
+        "-c trainium:orchestrators=batch,eks",
+    )
 
 
 def test_kubectl_connects_with_kubeconfig(eks: EksCli, tmp_path: Path) -> None:
@@ -110,10 +102,7 @@ def test_linked_kubeconfig_stays_a_link(eks: EksCli, tmp_path: Path) -> None:
 def test_invalid_kubeconfig_is_not_overwritten(eks: EksCli, tmp_path: Path) -> None:
     file = tmp_path / "config"
     file.write_text("- my notes")
-    result = eks.run("kubeconfig", "--kubeconfig", str(file))
-
-    assert result.exit_code == 2
-    assert "is not a kubeconfig" in result.stderr
+    assert_refused(eks.run("kubeconfig", "--kubeconfig", str(file)), "is not a kubeconfig")
     assert file.read_text() == "- my notes"
 
 
@@ -135,23 +124,6 @@ def torchx(eks: EksCli, tmp_path: Path) -> list[str]:
     """torchx with the deployment's kubeconfig, in the environment of this process."""
     eks.run("kubeconfig", "--kubeconfig", str(tmp_path / "config"))
     return ["env", f"KUBECONFIG={tmp_path / 'config'}", f"{Path(sys.executable).parent}/torchx"]
-
-
-# The user program below is submitted the same way.
-@pytest.mark.full
-def test_torchx_runs_component_without_cli(eks: EksCli, torchx: list[str]) -> None:
-    run = [
-        *torchx, "run", "-s", "kubernetes", "--workspace", "",
-        "-cfg", "queue=trainium",  # the namespace is in .torchxconfig
-        "jobs/torchx_components.py:all_reduce", "--nnodes", "2", "--name", "by-torchx",
-        "--", "--max-bytes", "1024",
-    ]  # fmt: skip
-    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=scaled(120))
-    handle = done.stdout.strip()
-    runs = eks.document("list")["runs"]
-
-    assert handle.startswith("kubernetes://"), done.stderr
-    assert [(item["run"], item["num_nodes"]) for item in runs] == [("by-torchx", 2)]
 
 
 # The job that TorchX submits: test_volcano_job.py.

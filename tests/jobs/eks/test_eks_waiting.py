@@ -10,7 +10,7 @@ import pytest
 from jobs.aws import Aws
 from jobs.eks.cluster import Cluster
 from jobs.eks.describe import trouble
-from jobs.eks.waiting import why_held
+from jobs.eks.waiting import HELD, newest_reason
 from jobs.output.explain import explain_reason
 from tests.jobs.conftest import REGION
 from tests.jobs.eks.conftest import EksCli
@@ -88,7 +88,8 @@ def test_gang_without_pods_is_explained_by_event(
     (other,) = (e for e in eks.cluster.store.list(EVENT) if e["message"] == "not it")
     later = {"lastTimestamp": "2999-01-01T00:00:00Z"}
     eks.cluster.store.update(EVENT, NAMESPACE, other["metadata"]["name"], lambda e: e | later)
-    found = why_held(Cluster(Aws(REGION), "cluster", NAMESPACE), "job", GANG)
+    cluster = Cluster(Aws(REGION), "cluster", NAMESPACE)
+    found = newest_reason(cluster, ("job", GANG), HELD)
     explanation = explain_reason(found)
 
     assert found == said

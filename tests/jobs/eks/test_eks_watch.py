@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import subprocess
 import sys
-import urllib.request
+from collections.abc import Callable
 
 import pytest
 
+from jobs.bucket.objects import Bucket
 from jobs.eks.pod_streams import parse_status
 from tests.jobs.eks.conftest import ROOT, EksCli
+from tests.jobs.test_refusals import assert_refused
 from tests.support.limits import scaled
 from tests.support.schemas import conforms
 
@@ -36,17 +36,11 @@ def shell(eks: EksCli, *words: str, stdin: str = "") -> subprocess.CompletedProc
     )
 
 
-def test_command_runs_in_pod_of_node(gang: EksCli) -> None:
-    done = shell(gang, "gang", "--node", "1", "--", "sh", "-c", "echo node $TRAINIUM_NODE_INDEX")
+def test_command_in_pod_of_node_reads_input_and_returns_exit_code(gang: EksCli) -> None:
+    script = "read word; echo node $TRAINIUM_NODE_INDEX; echo got $word >&2; exit 7"
+    done = shell(gang, "gang", "--node", "1", "--", "sh", "-c", script, stdin="a\n")
 
-    assert (done.returncode, done.stdout) == (0, "node 1\n"), done.stderr
-
-
-def test_command_returns_exit_code_and_reads_input(gang: EksCli) -> None:
-    script = "read word; echo got $word >&2; exit 7"
-    done = shell(gang, "gang", "--", "sh", "-c", script, stdin="a\n")
-
-    assert (done.returncode, done.stderr) == (7, "got a\n")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "node 1\n", "got a\n")
 
 
 def test_program_missing_in_pod_is_named(gang: EksCli) -> None:
@@ -80,13 +74,11 @@ def test_command_status_gives_exit_code_and_reason(said: str, code: int, text: s
     assert parse_status(said) == (code, text)
 
 
-def test_completed_pod_has_no_shell(eks: EksCli) -> None:
+def test_completed_pod_has_neither_shell_nor_usage(eks: EksCli) -> None:
     eks.has("short", "true", nodes=1)
     eks.wait("short", "Completed")
-    result = eks.run("shell", "short", "--", "true")
-
-    assert result.exit_code == 2
-    assert "node 0 of run short is SUCCEEDED, not RUNNING" in result.stderr
+    for words in (("shell", "short", "--", "true"), ("top", "short")):
+        assert_refused(eks.run(*words), "node 0 of run short is SUCCEEDED, not RUNNING")
 
 
 def test_top_shows_process_usage_without_neuron_monitor(gang: EksCli) -> None:
@@ -111,13 +103,6 @@ def test_top_of_batch_run_suggests_alternative(eks: EksCli) -> None:
     assert "no run 'nightly-2'" in unknown
 
 
-def test_top_needs_running_pods(eks: EksCli) -> None:
-    eks.has("short", "true", nodes=1)
-    eks.wait("short", "Completed")
-
-    assert "is SUCCEEDED, not RUNNING" in eks.run("top", "short").stderr
-
-
 def test_unknown_run_has_no_tensorboard(eks: EksCli) -> None:
     eks.cli.put("runs/nightly/run.json")
     result = eks.run("tensorboard", "nightli", "--no-browser")
@@ -129,37 +114,20 @@ def test_unknown_run_has_no_tensorboard(eks: EksCli) -> None:
 
 def test_run_without_logs_has_no_tensorboard(eks: EksCli) -> None:
     eks.cli.put("runs/nightly/run.json")
-    result = eks.run("tensorboard", "nightly", "--no-browser")
-
-    assert result.exit_code == 2
-    assert "run nightly has no TensorBoard logs in s3://bucket/runs/nightly/logs/" in result.stderr
-
-
-def test_tensorboard_runs_locally(eks: EksCli) -> None:
-    eks.cli.put("runs/nightly/logs/events.out.tfevents.1.host.1.0")
-    words = [sys.executable, "-m", "jobs", "tensorboard", "nightly", "--no-browser", "--json"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        # Another test may take 6006 between the check and the start.
-        words += ["--port", str(free.getsockname()[1])]
-    process = subprocess.Popen(
-        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    assert_refused(
+        eks.run("tensorboard", "nightly", "--no-browser"),
+        "run nightly has no TensorBoard logs in s3://bucket/runs/nightly/logs/",
     )
-    try:
-        assert process.stdout is not None
-        text = ""
-        while not text.endswith("}\n"):
-            line = process.stdout.readline()
-            assert line, process.stderr.read() if process.stderr else ""
-            text += line
-        document = json.loads(text)
-        conforms("jobs-tensorboard", document)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        page = opener.open(
-            document["url"].partition("?")[0] + "data/runs", timeout=scaled(20)
-        ).read()
-    finally:
-        process.send_signal(2)
-        process.wait(scaled(20))
 
+
+def test_tensorboard_prints_document(eks: EksCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve(bucket: Bucket, run: str, port: int, announce: Callable[[], None]) -> None:
+        announce()
+
+    # A browser opens the page of a real one in test_tensorboard_page.py.
+    monkeypatch.setattr("jobs.commands.tensorboard._serve_here", serve)
+    eks.cli.put("runs/nightly/run.json")
+    document = eks.document("tensorboard", "nightly", "--no-browser")
+
+    conforms("jobs-tensorboard", document)
     assert document["from"] == "local"
-    assert page.startswith(b"[")

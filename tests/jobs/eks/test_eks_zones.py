@@ -14,7 +14,6 @@ from tests.jobs.conftest import ACCOUNT, REGION
 from tests.jobs.eks.conftest import INSTANCE_TYPE, NODE_GROUP, ROLE, EksCli
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.node_use import stamp
-from trainium_emulators.kubernetes.resources import VOLCANO_JOB
 
 OTHER = "nodes-b"
 ALL_REDUCE = ("submit", "all-reduce", "--on", "eks", "--nodes", "2", "--dry-run")
@@ -42,12 +41,7 @@ def zones(eks: EksCli) -> Iterator[EksCli]:
 def waits(zones: EksCli, **notes: str) -> None:
     """A gang that is too large for the nodes of either zone."""
     zones.has("gang", "true", nodes=3)
-    zones.cluster.store.update(
-        VOLCANO_JOB,
-        kubernetes.NAMESPACE,
-        "gang",
-        lambda job: job["metadata"].update(annotations={kubernetes.SCALE: "true", **notes}),
-    )
+    zones.mark_job("gang", **{kubernetes.SCALE: "true", **notes})
     zones.wait("gang", "Pending")
 
 

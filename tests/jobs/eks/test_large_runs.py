@@ -10,11 +10,11 @@ import pytest
 from botocore.client import BaseClient
 
 from jobs.eks.cluster import Cluster
-from tests.emulators.volcano_jobs import BASE, job
-from tests.jobs.eks.conftest import PREREQUISITES, EksCli
+from tests.emulators.volcano_jobs import job
+from tests.jobs.eks.conftest import EksCli, emulated
 from trainium_catalogue import kubernetes
 from trainium_catalogue.kubernetes import NAMESPACE
-from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
+from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings
 from trainium_emulators.kubernetes.resources import POD, VOLCANO_JOB
 
 TIME = "2026-01-01T00:00:00Z"
@@ -23,12 +23,9 @@ TIME = "2026-01-01T00:00:00Z"
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
     """A cluster whose pods are set by the test."""
-    running = serve(EmulatorSettings(addresses="127.0.98"))
-    for manifest in (*BASE, *PREREQUISITES):
-        running.apply(manifest)
-    running._volcano.stop()
-    yield running
-    running.stop()
+    for running in emulated(EmulatorSettings(addresses="127.0.98")):
+        running._volcano.stop()
+        yield running
 
 
 def plant(cluster: ClusterEmulator, run: str, num_nodes: int) -> None:

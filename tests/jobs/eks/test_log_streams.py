@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.eks.log_streams import list_streams
-from jobs.job import Attempt, Node
-from tests.jobs.probes.world import job
+from tests.jobs.samples import ATTEMPT, JOB, NODE
 
 
 class Listing:
@@ -41,18 +40,10 @@ def stream(node: int, uid: str) -> str:
 def found(*names: str, alive: dict[str, int] | None = None) -> list[tuple[int, int]]:
     """Return node and attempt of the streams by time; ``alive`` maps existing pods to attempts."""
     nodes = tuple(
-        Node(
-            index=0, status="RUNNING", status_reason=None,
-            attempts=(
-                Attempt(
-                    number=number, exit_code=None, reason=None, status_reason=None, log_stream=name,
-                    started_at_ms=1, stopped_at_ms=None,
-                ),
-            ),
-        )
+        replace(NODE, attempts=(replace(ATTEMPT, number=number, log_stream=name),))
         for name, number in (alive or {}).items()
-    )  # fmt: skip
-    listed = list_streams(Listing(*names), "group", replace(job(), nodes=nodes))
+    )
+    listed = list_streams(Listing(*names), "group", replace(JOB, job_id="job", nodes=nodes))
     return [(each.node, each.attempt) for each in listed]
 
 

@@ -21,15 +21,13 @@ from torchx.schedulers.kubernetes_scheduler import create_scheduler
 
 from rehearsal.deployment import binaries
 from tests.emulators import kubeconfig
-from tests.emulators.volcano_jobs import BASE
-from tests.jobs.conftest import Cli
-from tests.jobs.eks.conftest import PREREQUISITES, ROOT, EksCli, eks_cli, open_stream
+from tests.jobs.eks.conftest import ROOT, EksCli, emulated, open_stream
 from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, SUBMITTERS
 from trainium_constructs.eks.manifests import SUBMITTER, submitters
-from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
+from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings
 from trainium_emulators.kubernetes.rbac import ADMIN, Access, Authorizer, Caller
-from trainium_emulators.kubernetes.resources import ROLE, ROLE_BINDING
+from trainium_emulators.kubernetes.resources import ROLE_BINDING
 
 QUOTA = {
     "apiVersion": "v1",
@@ -44,23 +42,13 @@ ME = Caller(name="submitter", groups=frozenset({SUBMITTERS}))
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
     """A cluster whose API server maps EKS tokens to a submitter."""
-    running = serve(
-        EmulatorSettings(
-            addresses="127.0.87",
-            count_nodes=True,
-            open_stream=open_stream,
-            identify=lambda token: ME if token.startswith("k8s-aws-v1.") else ADMIN,
-        )
+    settings = EmulatorSettings(
+        addresses="127.0.87",
+        count_nodes=True,
+        open_stream=open_stream,
+        identify=lambda token: ME if token.startswith("k8s-aws-v1.") else ADMIN,
     )
-    for manifest in (*BASE, *PREREQUISITES, *submitters(), QUOTA):
-        running.apply(manifest)
-    yield running
-    running.stop()
-
-
-@pytest.fixture
-def eks(cli: Cli, cluster: ClusterEmulator) -> Iterator[EksCli]:
-    yield from eks_cli(cli, cluster)
+    yield from emulated(settings, *submitters(), QUOTA)
 
 
 def kubectl(eks: EksCli, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -121,7 +109,7 @@ def stop_between_attempts(eks: EksCli) -> None:
 
 def tell_everything(eks: EksCli, tmp_path: Path) -> None:
     """Run every command that calls the API server, and the commands suggested by messages."""
-    eks.has("gang", "timeout 60 sh -c 'while :; do sleep 0.1; done'")
+    eks.has("gang", "timeout 600 sh -c 'while :; do sleep 0.1; done'")
     eks.wait("gang", "Running")
     for words in (
         ("list",),
@@ -196,10 +184,8 @@ def test_submitter_roles_match_calls_exactly(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("get", "secrets"), 'cannot list resource "secrets" in API group "" in the namespace'),
         (("delete", "node", "nodes-0"), 'cannot delete resource "nodes"'),
         (("-n", "kube-system", "get", "pods"), 'cannot list resource "pods"'),
-        (("create", "sa", "mine"), 'cannot create resource "serviceaccounts"'),
     ],
 )
 def test_submitter_cannot_exceed_commands(
@@ -221,19 +207,3 @@ def test_missing_permission_names_its_setting(eks: EksCli) -> None:
     assert done.exit_code == 2
     assert 'User "submitter" cannot list resource "pods"' in done.stderr
     assert "trainium:eks_submitter_arns" in done.stderr
-
-
-def test_exec_role_before_kubernetes_1_35_lacks_create(eks: EksCli, tmp_path: Path) -> None:
-    """The API server of 1.35 refuses the older role (kubernetes pull 134577)."""
-    role = eks.cluster.store.get(ROLE, NAMESPACE, SUBMITTER)
-    for rule in role["rules"]:
-        if "pods/exec" in rule["resources"]:
-            rule["verbs"] = ["get"]
-    eks.cluster.apply(role)
-    eks.has("gang", "sleep 30")
-    eks.wait("gang", "Running")
-    done = kubectl(eks, tmp_path, "exec", "gang-node-0-0", "--", "true")
-    for manifest in submitters():
-        eks.cluster.apply(manifest)
-
-    assert 'cannot create resource "pods/exec"' in done.stderr

@@ -1,4 +1,4 @@
-"""AWS, the cluster and the job as seen by a client-side probe in a test."""
+"""AWS, the cluster and the job as seen by each client-side probe, if its claim holds and if not."""
 
 from __future__ import annotations
 
@@ -9,31 +9,21 @@ from typing import Any, Literal
 
 import pytest
 
-from jobs.deployment import Deployment, EksTarget
-from jobs.eks.usage import Usage
-from jobs.job import Attempt, Job, JobKind, Node, Shape
+from jobs.deployment import EksTarget
+from jobs.eks.usage import NEURON_MONITOR, Usage
+from jobs.job import Job, JobKind, Node, Shape
 from jobs.orchestrators import Services
 from jobs.verify.probes import ClientContext, account, cluster
 from tests.jobs.fakes import client_error
+from tests.jobs.samples import ATTEMPT, DEPLOYMENT, JOB, NODE
 from trainium_catalogue.contract import Orchestrator
-from trainium_catalogue.instances import INSTANCE_TYPES
 
-TYPE = INSTANCE_TYPES["trn1.32xlarge"]
+TYPE = DEPLOYMENT.instance_type
 ZONES = TYPE.zone_ids["us-west-2"]
 IMAGE = "123456789012.dkr.ecr.us-west-2.amazonaws.com/images:abc"
-TARGET = Deployment(
-    name="default",
-    region="us-west-2",
-    instance_type=TYPE,
-    max_nodes=4,
-    neuron_release="2.28.0",
-    bucket="bucket",
+TARGET = replace(
+    DEPLOYMENT,
     orchestrators=(Orchestrator.BATCH, Orchestrator.EKS),
-    job_queue="queue",
-    cpu_job_queue="cpu-queue",
-    compute_environment="environment",
-    log_group="log-group",
-    job_time_limit_hours=24,
     job_definition="verify:1",
     eks=EksTarget(
         cluster="cluster",
@@ -46,7 +36,7 @@ TARGET = Deployment(
     ),
 )
 Answer = Any
-Case = Callable[["World"], ClientContext]
+Case = Callable[[pytest.MonkeyPatch], ClientContext]
 
 
 class Client:
@@ -96,18 +86,13 @@ class Api:
         return self.get(path)["items"]
 
 
-@dataclass(frozen=True)
-class World:
-    patch: pytest.MonkeyPatch
-
-
 def client_context(
     *, job: Job | None = None, objects: Mapping[str, Any] | None = None, **answers: Any
 ) -> Case:
     """Return a context with ``answers`` by service and preset facts."""
     facts = {name: answers.pop(name) for name in FACTS if name in answers}
 
-    def case(world: World) -> ClientContext:
+    def case(patch: pytest.MonkeyPatch) -> ClientContext:
         services = {name.replace("_", "-"): calls for name, calls in answers.items()}
         made = ClientContext(
             aws=FakeAws(services),  # type: ignore[arg-type]
@@ -260,34 +245,32 @@ def without_lustre(*left: str) -> Case:
 
 
 def tar(size: int | None) -> Case:
-    def case(world: World) -> ClientContext:
-        world.patch.setattr(account, "size_of", lambda url: size)
-        return client_context()(world)
+    def case(patch: pytest.MonkeyPatch) -> ClientContext:
+        patch.setattr(account, "size_of", lambda url: size)
+        return client_context()(patch)
 
     return case
 
 
 def job(*codes: int | None, kind: JobKind = JobKind.NODES, nodes: tuple[Node, ...] = ()) -> Job:
     attempts = tuple(
-        Attempt(
-            number=number, exit_code=code, reason=None, status_reason=None, log_stream=None,
-            started_at_ms=1, stopped_at_ms=2,
-        )
+        replace(ATTEMPT, number=number, exit_code=code)
         for number, code in enumerate(codes, start=1)
-    )  # fmt: skip
-    return Job(
-        job_id="job", run="run", workload="verify", status="SUCCEEDED", status_reason=None,
-        created_at_ms=1, started_at_ms=1, stopped_at_ms=2, shape=Shape(kind=kind, size=2),
-        job_queue=None, depends_on=(), max_attempts=3, attempts=attempts, nodes=nodes,
-    )  # fmt: skip
+    )
+    return replace(
+        JOB,
+        job_id="job",
+        status="SUCCEEDED",
+        started_at_ms=1,
+        shape=Shape(kind=kind, size=2),
+        attempts=attempts,
+        nodes=nodes,
+    )
 
 
 def started(index: int, at_ms: int, *, stopped_ms: int | None = None) -> Node:
-    attempt = Attempt(
-        number=1, exit_code=0, reason=None, status_reason=None, log_stream=None,
-        started_at_ms=at_ms, stopped_at_ms=stopped_ms,
-    )  # fmt: skip
-    return Node(index=index, status="SUCCEEDED", status_reason=None, attempts=(attempt,))
+    attempt = replace(ATTEMPT, exit_code=0, started_at_ms=at_ms, stopped_at_ms=stopped_ms)
+    return replace(NODE, index=index, status="SUCCEEDED", attempts=(attempt,))
 
 
 def on_cluster(job: Job) -> Job:
@@ -390,9 +373,9 @@ def memory(offered: str) -> Case:
 
 
 def index(text: str) -> Case:
-    def case(world: World) -> ClientContext:
-        world.patch.setattr(cluster, "index_of", lambda url: text)
-        return client_context()(world)
+    def case(patch: pytest.MonkeyPatch) -> ClientContext:
+        patch.setattr(cluster, "index_of", lambda url: text)
+        return client_context()(patch)
 
     return case
 
@@ -455,14 +438,10 @@ def endpoint(version: str | None) -> Case:
 
 
 def monitor(measured_by: Literal["neuron-monitor", "processes"]) -> Case:
-    def case(world: World) -> ClientContext:
-        usage = Usage(
-            measured_by=measured_by, cores_in_use=1, core_percent=1.0, device_bytes=1,
-            cpu_percent=1.0, memory_bytes=1, errors=(),
-        )  # fmt: skip
-        world.patch.setattr("jobs.eks.usage.usage_of", lambda cluster, pod: usage)
-        running = Node(index=0, status="RUNNING", status_reason=None, attempts=(), name="pod-0")
-        return client_context(job=job(nodes=(running,)), objects={})(world)
+    def case(patch: pytest.MonkeyPatch) -> ClientContext:
+        usage = Usage(measured_by=measured_by)
+        patch.setattr("jobs.eks.usage.usage_of", lambda cluster, pod: usage)
+        return client_context(job=job(nodes=(replace(NODE, name="pod-0"),)), objects={})(patch)
 
     return case
 
@@ -492,3 +471,166 @@ def tagged(name: str) -> Case:
 def shuts_down(value: str) -> Case:
     answer = {"InstanceInitiatedShutdownBehavior": {"Value": value}}
     return client_context(hosts=[host()], ec2={"describe_instance_attribute": answer})
+
+
+RESERVED = client_context(
+    hosts=[host(CapacityReservationId="cr-1", InstanceLifecycle="capacity-block")]
+)
+CASES: dict[str, tuple[Case, Case | None]] = {
+    "instance-figures": (types(), types(zones=ZONES[:1])),
+    "dated-ami-parameter": (
+        client_context(ssm={"get_parameters": {"Parameters": [{"Value": "ami-1"}]}}),
+        client_context(ssm={"get_parameters": {"Parameters": []}}),
+    ),
+    "vcpu-quota": (
+        client_context(service_quotas={"get_service_quota": {"Quota": {"Value": 512.0}}}),
+        client_context(service_quotas={"get_service_quota": {"Quota": {"Value": 8.0}}}),
+    ),
+    "service-linked-roles": (roles(*ROLES), roles(*ROLES[1:])),
+    "image-pushed": (
+        client_context(ecr={"batch_get_image": {"images": [{}]}}),
+        client_context(ecr={"batch_get_image": {"images": []}}),
+    ),
+    "publishing-role": (
+        client_context(ecr={"batch_get_image": {"images": [{}]}}),
+        client_context(ecr={"batch_get_image": {"images": []}}),
+    ),
+    "task-interface-groups": (task(0, 1), task(0, 1, group="nodes")),
+    "environment-without-groups": (
+        client_context(environment=environment("VALID")),
+        client_context(environment=environment("INVALID")),
+    ),
+    "environment-with-groups": (
+        client_context(environment=environment("VALID", "sg-1")),
+        client_context(environment=environment("INVALID", "sg-1")),
+    ),
+    "self-rule-no-duplicate": (group(protocol="tcp"), group()),
+    "egress-rule-replaces": (group(out="10.0.0.0/16"), group()),
+    "children-start-after-main": (
+        client_context(job=job(0, nodes=(started(0, 5), started(1, 60_000)))),
+        client_context(job=job(0, nodes=(started(0, 5), started(1, 4)))),
+    ),
+    "default-group": (group(inside=True), group(inside=False)),
+    "endpoint-zones": (endpoints("available"), endpoints("failed")),
+    "planned-zones-seen": (sees_zones("usw2-az1", "usw2-az4"), sees_zones("usw2-az1")),
+    "ways-out-across-zones": (elsewhere("SUCCEEDED"), elsewhere("FAILED")),
+    "lustre-across-zones": (elsewhere("SUCCEEDED"), elsewhere("FAILED")),
+    "file-system-goes-last": (without_lustre(), without_lustre("fs-1")),
+    "fsx-port-rules-first": (file_system("AVAILABLE"), file_system("FAILED")),
+    "bert-tar": (tar(50 * 10**9), tar(None)),
+    "secondary-card-device-index": (cards(1), cards(7)),
+    "efa-only-interfaces": (
+        client_context(hosts=[host(interface(1, 1, InterfaceType="efa-only"))]),
+        client_context(
+            hosts=[host(interface(1, 1, InterfaceType="efa-only", PrivateIpAddress="10.0.0.1"))]
+        ),
+    ),
+    "task-interface-slot": (task(0, 1), task(1, 0)),
+    # There is no red case: a host outside the reservation is a deployment without one.
+    "batch-capacity-block": (RESERVED, None),
+    "eks-capacity-block": (RESERVED, None),
+    "ami-driver": (console(READY), console(DRIVER + READY)),
+    "driver-package": (console(DRIVER + READY), console(DRIVER + NOT_READY)),
+    "efa-installer": (console(EFA + READY), console(EFA + NOT_READY)),
+    "not-ready-host-stays-out": (failed_host(), failed_host(joined=True)),
+    "not-ready-host-ends": (failed_host(), failed_host(state="stopped")),
+    "child-description": (child(logStreamName="node/default/b"), child()),
+    "retry-by-exit-code": (
+        client_context(jobs=[job(75, 0), job(1)]),
+        client_context(jobs=[job(75), job(0)]),
+    ),
+    "failure-model-on-device": (
+        client_context(
+            jobs=[job(1, nodes=tuple(started(n, 0, stopped_ms=n * 5000) for n in (0, 1)))]
+        ),
+        client_context(
+            jobs=[job(1, nodes=tuple(started(n, 0, stopped_ms=n * 999_000) for n in (0, 1)))]
+        ),
+    ),
+    "xla-without-nxd": (
+        bucket(["bert-1"], status__json=status("bert", loss=2.5)),
+        bucket(["bert-1"], status__json=status("bert", loss=None, state="failed")),
+    ),
+    "batch-reservation": (reserved("near"), reserved("far")),
+    "batch-tags-hosts": (tagged("trainium-default-batch"), tagged("other")),
+    "shutdown-terminates": (shuts_down("terminate"), shuts_down("stop")),
+    "same-hosts-on-retry": (attempts_on("a", "a"), attempts_on("a", "b")),
+    # A job that does not fit never starts, so there is nothing to observe.
+    "cpu-container-memory": (client_context(jobs=[job(0, kind=JobKind.CONTAINER)]), None),
+    "mnist-accuracy": (mnist(0.95), mnist(0.1)),
+    "pass-bar": (all_reduce("met"), all_reduce("below")),
+    "bert-large-memory": (
+        bucket(["bert-1"], status__json=status("bert")),
+        bucket(["bert-1"], status__json=status("bert", state="failed")),
+    ),
+    "llama-7b-memory": (
+        bucket(["llama"], status__json=status("llama2-7b")),
+        bucket(["llama"], status__json=status("llama2-7b", step=0)),
+    ),
+    "throughput": (
+        bucket(["llama"], status__json=status("llama2-7b")),
+        bucket(["llama"], status__json=status("llama2-7b", mfu=0.2)),
+    ),
+    "upload-beside-training": (
+        saves("save", "saved", "save", "saved"),
+        saves("save", "save", "saved", "saved"),
+    ),
+    "embedded-metrics": (
+        client_context(
+            runs=["a"], cloudwatch={"list_metrics": {"Metrics": [{"MetricName": "Loss"}]}}
+        ),
+        client_context(runs=["a"], cloudwatch={"list_metrics": {"Metrics": []}}),
+    ),
+    "device-plugin-driver": (
+        client_context(objects={"nodes": {"items": [node(16)]}}),
+        client_context(objects={"nodes": {"items": [node(15)]}}),
+    ),
+    "device-plugin-without-imds": (
+        client_context(objects={"nodes": {"items": [node(16)]}}),
+        client_context(objects={"nodes": {"items": [node(0)]}}),
+    ),
+    "add-ons-at-hop-limit-1": (
+        client_context(objects={"daemonsets": {"items": [daemon_set()]}}),
+        client_context(objects={"daemonsets": {"items": [daemon_set(ready=1)]}}),
+    ),
+    "pod-memory-fits": (memory("515000000Ki"), memory("469000Mi")),
+    "volcano-chart": (index("volcano-1.15.1.tgz"), index("volcano-1.14.2.tgz")),
+    "node-group-version-with-cluster": (
+        client_context(eks=described(), node_group={"version": "1.35"}),
+        client_context(eks=described(), node_group={"version": "1.34"}),
+    ),
+    "scale-in-by-instance": (scaling(desired=2), scaling(desired=1)),
+    "node-group-tags": (scaling(), scaling(tagged="another")),
+    "scaler-gets-pod-identity": (
+        client_context(
+            objects={"node-scaler": {"spec": {"replicas": 1}, "status": {"readyReplicas": 1}}}
+        ),
+        client_context(objects={"node-scaler": {"spec": {"replicas": 1}, "status": {}}}),
+    ),
+    "add-on-versions": (addons("ACTIVE"), addons("DEGRADED")),
+    "vpc-cni-addresses": (
+        client_context(objects={"daemonsets/aws-node": daemon_set()}),
+        client_context(objects={"daemonsets/aws-node": daemon_set(minimum="30")}),
+    ),
+    "vpc-cni-pod-identity": (identity(associations=1), identity(associations=0)),
+    "node-repair": (
+        client_context(eks=described(), node_group={"nodeRepairConfig": {"enabled": True}}),
+        client_context(eks=described(), node_group={}),
+    ),
+    "control-plane-logs": (
+        client_context(logs={"describe_log_streams": {"logStreams": [{}]}}),
+        client_context(logs={"describe_log_streams": {"logStreams": []}}),
+    ),
+    "node-logs-reach-cloudwatch": (
+        client_context(jobs=[on_cluster(job(0))], logs={"describe_log_streams": pod_streams(0, 1)}),
+        client_context(jobs=[on_cluster(job(0))], logs={"describe_log_streams": pod_streams(0)}),
+    ),
+    "second-zone": (zones("usw2-az1", "usw2-az2"), zones("usw2-az1")),
+    "kubectl-functions": (
+        client_context(objects={"jobs": {"items": []}}),
+        client_context(objects={"jobs": NotFound()}),
+    ),
+    "private-endpoint": (endpoint("v1.35.6"), endpoint(None)),
+    "neuron-monitor-driver": (monitor(NEURON_MONITOR), monitor("processes")),
+    "top-reads-monitor": (monitor(NEURON_MONITOR), monitor("processes")),
+}  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,13 +132,11 @@ def deploy(cli: Cli, folder: Path, *, kept: bool, settings: Json | None = SETTIN
 
 
 @pytest.fixture(autouse=True)
-def _placement_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _placement_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the emulator's placement groups, because moto has none."""
     monkeypatch.setattr(
         EC2Response, "describe_placement_groups", ec2.describe_placement_groups, raising=False
     )
-    yield
-    ec2.PLACEMENT_GROUPS.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from datetime import date
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from botocore.session import Session
 
 from jobs.aws import Aws
 from jobs.teardown.receipt import split
 from jobs.teardown.remains import Ownership, RemainingResource, find_remains
 from tests.jobs.conftest import ACCOUNT, REGION, Cli
-from trainium_catalogue.account_listings import LISTINGS
+from trainium_catalogue.account_listings import LISTINGS, Listing
 from trainium_catalogue.contract import TAG_DEPLOYMENT
 from trainium_catalogue.prices import HOURS_PER_MONTH, PRICES, PRICES_OF
-from trainium_emulators.aws.cloudformation.contributions import AccountRegion
-from trainium_emulators.aws.cloudformation.ec2 import PLACEMENT_GROUPS
 
 NAME = "trainium-default-batch-left"
 TAG = {"Key": TAG_DEPLOYMENT, "Value": "default"}
@@ -83,16 +83,11 @@ def _endpoint(cli: Cli) -> str:
     return str(made["VpcEndpoint"]["VpcEndpointId"])
 
 
-def _template(cli: Cli, name: str = NAME) -> str:
+def _template(cli: Cli, name: str) -> str:
     made = cli.client("ec2").create_launch_template(
         LaunchTemplateName=name, LaunchTemplateData={"InstanceType": "t3.micro"}
     )
     return str(made["LaunchTemplate"]["LaunchTemplateId"])
-
-
-def _placement_group(cli: Cli) -> str:
-    PLACEMENT_GROUPS[AccountRegion(account_id=ACCOUNT, region=REGION)] = {NAME: "cluster"}
-    return NAME
 
 
 def _instance(cli: Cli) -> str:
@@ -143,31 +138,6 @@ def _repository(cli: Cli) -> str:
     return "trainium-default"
 
 
-def _environment(cli: Cli, name: str = NAME) -> str:
-    role = cli.client("iam").get_role(RoleName="batch")["Role"]["Arn"]
-    cli.client("batch").create_compute_environment(
-        computeEnvironmentName=name, type="UNMANAGED", state="ENABLED", serviceRole=role
-    )
-    return name
-
-
-def _queue(cli: Cli) -> str:
-    order = [{"order": 1, "computeEnvironment": _environment(cli, "of-the-queue")}]
-    cli.client("batch").create_job_queue(
-        jobQueueName=NAME, state="ENABLED", priority=1, computeEnvironmentOrder=order
-    )
-    return NAME
-
-
-def _definition(cli: Cli) -> str:
-    made = cli.client("batch").register_job_definition(
-        jobDefinitionName=NAME,
-        type="container",
-        containerProperties={"image": "x", "vcpus": 1, "memory": 128},
-    )
-    return str(made["jobDefinitionArn"])
-
-
 def _file_system(cli: Cli) -> str:
     made = cli.client("fsx").create_file_system(
         FileSystemType="LUSTRE",
@@ -180,27 +150,6 @@ def _file_system(cli: Cli) -> str:
         Tags=TAGS,
     )
     return str(made["FileSystem"]["FileSystemId"])
-
-
-def _role(cli: Cli) -> str:
-    cli.client("iam").create_role(RoleName=NAME, AssumeRolePolicyDocument=TRUST)
-    return NAME
-
-
-def _profile(cli: Cli) -> str:
-    cli.client("iam").create_instance_profile(InstanceProfileName=NAME)
-    return NAME
-
-
-def _function(cli: Cli) -> str:
-    cli.client("lambda").create_function(
-        FunctionName=NAME,
-        Runtime="python3.12",
-        Role=cli.client("iam").get_role(RoleName="batch")["Role"]["Arn"],
-        Handler="x.y",
-        Code={"S3Bucket": "bucket", "S3Key": "code"},
-    )
-    return NAME
 
 
 def _cluster(cli: Cli) -> str:
@@ -228,29 +177,6 @@ def _secret(cli: Cli) -> str:
     return str(made["ARN"])
 
 
-def _parameter(cli: Cli) -> str:
-    name = "/trainium/default/stray"
-    cli.client("ssm").put_parameter(Name=name, Value="x", Type="String")
-    return name
-
-
-def _stack(cli: Cli) -> str:
-    body = {"Resources": {"T": {"Type": "AWS::SNS::Topic", "Properties": {}}}}
-    cli.client("cloudformation").create_stack(
-        StackName="trainium-default-old", TemplateBody=json.dumps(body)
-    )
-    return "trainium-default-old"
-
-
-def _topic(cli: Cli) -> str:
-    return str(cli.client("sns").create_topic(Name=NAME)["TopicArn"])
-
-
-def _rule(cli: Cli) -> str:
-    cli.client("events").put_rule(Name=NAME, ScheduleExpression="rate(5 minutes)")
-    return NAME
-
-
 def _budget(cli: Cli) -> str:
     limit = {"Amount": "1", "Unit": "USD"}
     budget = {"BudgetName": NAME, "BudgetType": "COST", "TimeUnit": "MONTHLY", "BudgetLimit": limit}
@@ -271,36 +197,22 @@ def _table(cli: Cli) -> str:
 
 
 PLANTED: dict[str, tuple[Callable[[Cli], str], float | None]] = {
-    "VPC": (_vpc, 0),
-    "subnet": (_subnet, 0),
     "security group": (_security_group, 0),
     "network interface": (_interface, 0),
     "address": (_address, 0.005 * HOURS_PER_MONTH),
     "NAT gateway": (_nat_gateway, 0.045 * HOURS_PER_MONTH),
     "endpoint": (_endpoint, 0.01 * HOURS_PER_MONTH),
-    "launch template": (_template, 0),
-    "placement group": (_placement_group, 0),
     "instance": (_instance, 1.34375 * HOURS_PER_MONTH),
     "volume": (_volume, 8.0),
     "Auto Scaling group": (_group, 0),
     "bucket": (_bucket, 0),
     "tagged bucket": (_tagged_bucket, 0),
     "repository": (_repository, 0),
-    "compute environment": (_environment, 0),
-    "job queue": (_queue, 0),
-    "job definition": (_definition, 0),
     "file system": (_file_system, 252.0),
-    "role": (_role, 0),
-    "instance profile": (_profile, 0),
-    "function": (_function, 0),
     "cluster": (_cluster, 73.0),
     "key": (_key, 1.0),
     "log group": (_log_group, 0),
     "secret": (_secret, 0.4),
-    "parameter": (_parameter, 0),
-    "stack": (_stack, 0),
-    "topic": (_topic, 0),
-    "rule": (_rule, 0),
     "budget": (_budget, 0),
     "table": (_table, None),
 }
@@ -320,6 +232,17 @@ def found(cli: Cli) -> Iterator[Callable[[], list[RemainingResource]]]:
         return [item for item in remains.found if item.id not in before]
 
     yield seen
+
+
+@pytest.mark.parametrize("listing", LISTINGS, ids=lambda listing: listing.kind)
+def test_listing_matches_service_model(listing: Listing) -> None:
+    client = Session().create_client(listing.service, region_name=REGION)
+    operation = client.meta.method_to_api_mapping[listing.operation]
+    item: Any = client.meta.service_model.operation_model(operation).output_shape
+    for name in re.sub(r"\[[^]]*\]", "", listing.items).split("."):
+        item = item.members[name].member
+
+    assert listing.id in item.members if listing.id else item.type_name == "string"
 
 
 def test_planted_leftovers_are_found_with_price(

@@ -19,7 +19,7 @@ from training.core.logs import set_up_logging
 ROOT = Path(__file__).resolve().parents[2]
 BUCKET = "bucket-of-nodes"
 _SERIAL = itertools.count()
-_ENDLESS = ("--max-bytes=1024", "--iterations=10000000", "--seconds-per-size=600")
+ENDLESS = ("--max-bytes=1024", "--iterations=10000000", "--seconds-per-size=600")
 
 
 def _environ(pid: int) -> list[bytes]:
@@ -84,7 +84,7 @@ class Cluster:
 
     def start_endless(self, *flags: str) -> None:
         """Start all nodes on work that ends only by a fault, and wait until it runs."""
-        self.start("--peer-timeout-s=3", *_ENDLESS, *flags)
+        self.start("--peer-timeout-s=3", *ENDLESS, *flags)
         self.wait_for("correct", node=self.main_index)
 
     def log_path(self, index: int) -> Path:

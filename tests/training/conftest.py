@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -178,30 +179,6 @@ def _log() -> None:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Create a two-node job; kill its leftover processes after the test."""
-    job = Cluster(tmp_path, num_nodes=2)
-    yield job
-    job.kill()
-
-
-@pytest.fixture
-def pods(tmp_path: Path) -> Iterator[Pods]:
-    """Create a two-pod job."""
-    job = Pods(tmp_path, num_nodes=2)
-    yield job
-    job.kill()
-
-
-@pytest.fixture
-def lone_node(tmp_path: Path) -> Iterator[Cluster]:
-    """Create a single-node job, for tests that need only one: every node starts a torchrun."""
-    job = Cluster(tmp_path, num_nodes=1)
-    yield job
-    job.kill()
-
-
-@pytest.fixture
 def bucket() -> Iterator[dict[str, str]]:
     """Return the environment of nodes with an empty bucket."""
     from tests.training.s3_server import bucket_environment  # takes seconds to import
@@ -210,9 +187,21 @@ def bucket() -> Iterator[dict[str, str]]:
         yield environment
 
 
-@pytest.fixture
-def large_cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Create a four-node job whose main node is not node 0."""
-    job = Cluster(tmp_path, num_nodes=4, main_index=1)
-    yield job
-    job.kill()
+def _job(kind: type[Cluster], *, num_nodes: int, main_index: int = 0) -> Any:
+    """Return a fixture that creates a job, and kills its leftover processes after the test."""
+
+    @pytest.fixture
+    def job(tmp_path: Path) -> Iterator[Cluster]:
+        created = kind(tmp_path, num_nodes=num_nodes, main_index=main_index)
+        yield created
+        created.kill()
+
+    return job
+
+
+cluster = _job(Cluster, num_nodes=2)
+pods = _job(Pods, num_nodes=2)
+# For tests that need only one node: every node starts a torchrun.
+lone_node = _job(Cluster, num_nodes=1)
+# Its main node is not node 0.
+large_cluster = _job(Cluster, num_nodes=4, main_index=1)

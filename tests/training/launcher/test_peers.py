@@ -35,7 +35,7 @@ def child(index: int) -> NodeContract:
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    opened = Hub.open(MAIN, timeout_s=TIMEOUT_S)
+    opened = Hub(MAIN, timeout_s=TIMEOUT_S)
     yield opened
     opened.close()
 

@@ -16,18 +16,12 @@ from typing import Any
 import pytest
 
 from training.core.logs import set_up_logging
+from training.core.processes import find_marked, signal_quietly
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKET = "bucket-of-nodes"
 _SERIAL = itertools.count()
 ENDLESS = ("--max-bytes=1024", "--iterations=10000000", "--seconds-per-size=600")
-
-
-def _environ(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
 
 
 class Cluster:
@@ -106,25 +100,13 @@ class Cluster:
 
     def worker(self, index: int) -> int:
         """Return the process id of the worker of a node that runs only one."""
-        wanted = {
-            f"CLUSTER_MARK={self.mark}".encode(),
-            f"TRAINIUM_NODE_ADDRESS={self.address(index)}".encode(),
-        }
-        (pid,) = (
-            pid
-            for pid in self.processes()
-            if wanted <= set(_environ(pid)) and any(v.startswith(b"RANK=") for v in _environ(pid))
-        )
+        marks = {"TRAINIUM_NODE_ADDRESS": self.address(index), "LOCAL_RANK": "0"}
+        (pid,) = set(self.processes()).intersection(*(find_marked(*mark) for mark in marks.items()))
         return pid
 
     def processes(self) -> list[int]:
         """Return the ids of all running processes started by this cluster."""
-        mark = f"CLUSTER_MARK={self.mark}".encode()
-        pids = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and mark in _environ(int(entry.name)):
-                pids.append(int(entry.name))
-        return pids
+        return find_marked("CLUSTER_MARK", self.mark)
 
     def end(self, *, within_s: float) -> dict[int, int]:
         """Return shell exit codes once every node has ended without leaving processes."""
@@ -146,10 +128,7 @@ class Cluster:
 
     def kill(self) -> None:
         for pid in self.processes():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+            signal_quietly(pid, signal.SIGKILL)
         for node in self.nodes.values():
             node.wait()
 

@@ -75,14 +75,6 @@ def test_a_silent_child_is_lost_after_the_timeout(hub: Hub) -> None:
     spoke.close()
 
 
-def test_a_silent_main_node_is_lost_after_the_timeout(hub: Hub) -> None:
-    spoke = join(hub, child(1))
-
-    events = collect(spoke.poll, until=is_lost)
-
-    assert events[-1] == PeerLoss(node=0, how="its launcher was silent for 1 s")
-
-
 def test_a_child_that_left_in_order_is_not_lost(hub: Hub) -> None:
     spoke = join(hub, child(1))
     spoke.send({"type": "ended"})
@@ -151,15 +143,6 @@ def test_foreign_messages_do_no_harm(hub: Hub, data: bytes) -> None:
 
     assert list(hub.members) == [1]
     spoke.close()
-
-
-def test_an_unanswered_main_address_is_not_a_connection() -> None:
-    spoke = Spoke(child(1), timeout_s=TIMEOUT_S)
-
-    assert not spoke.connect(hello(child(1), None), 0.2)
-
-    assert "refused" in spoke.last_error
-    assert not spoke.send({"type": "alive"})
 
 
 def connected_pair() -> tuple[socket.socket, socket.socket]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,7 +18,7 @@ from training.core.arguments import parse
 from training.launcher import bucket_records
 from training.launcher.bucket_records import JoinDiagnostics, StartedRecord, likely_causes
 from training.launcher.verdict import Verdict
-from training.storage import LocalObjects, ObjectInfo, StorageRefused, StorageUnavailable
+from training.storage import LocalObjects, Objects, StorageRefused, StorageUnavailable
 from trainium_catalogue.contract import ENV_JOB_ID
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -122,16 +122,6 @@ MAIN = replace(CPU_NODE, num_nodes=3, node_index=0, attempt=2, bucket="bucket")
 CHILD = replace(MAIN, node_index=2)
 
 
-class Failing(LocalObjects):
-    """Storage that fails to list."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        raise self._error
-
-
 class Clock:
     """Time that passes only while something waits for it."""
 
@@ -206,12 +196,14 @@ def test_a_heartbeat_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> Non
 
 
 def test_an_unreachable_bucket_is_evidence_until_it_responds() -> None:
-    join_diagnostics = JoinDiagnostics(MAIN)
+    join_diagnostics, folder = JoinDiagnostics(MAIN), Mock(Objects)
 
-    assert not join_diagnostics._act(Failing(StorageUnavailable("no answer")))
+    folder.list.side_effect = StorageUnavailable("no answer")
+    assert not join_diagnostics._act(folder)
     assert join_diagnostics.evidence == "this node cannot reach the bucket either"
 
-    assert not join_diagnostics._act(Failing(StorageRefused("no permission")))
+    folder.list.side_effect = StorageRefused("no permission")
+    assert not join_diagnostics._act(folder)
     assert join_diagnostics.evidence is None
 
 

@@ -63,15 +63,10 @@ def sleeper(machine: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_the_folder_is_named_after_the_run_on_every_node(machine: Path) -> None:
-    _, home = launch(machine)
-
-    assert home == machine / "trainium-my-run"
-    assert home.stat().st_mode & 0o777 == 0o700
-
-
 def test_the_next_attempt_has_the_same_path_and_none_of_the_files(machine: Path) -> None:
     scratch, home = launch(machine)
+    assert home == machine / "trainium-my-run"
+    assert home.stat().st_mode & 0o777 == 0o700
     (home / "code").mkdir()
     end(scratch)
 

@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from tests.training.nodes import CPU_NODE
 from training.launcher import supervisor
+from training.core.arguments import parse
 from training.launcher.attempts import AttemptRecorder
+from training.launcher.guardian import Guardian
 from training.launcher.node import GracePeriod, StopRequest, WorkerNode
 from training.launcher.peers import Event, PeerMessage
 from training.launcher.supervisor import ChildRole, LauncherContext, MainRole
@@ -63,17 +66,6 @@ class SilentChildren:
         """Nothing to close."""
 
 
-class Guardian:
-    def heartbeat(self) -> None:
-        """Send to no one."""
-
-
-@dataclass
-class Parameters:
-    stop_grace_s: float = GRACE_S
-    join_timeout_s: float = 5.0
-
-
 def test_a_first_stop_request_shortens_a_longer_grace_and_a_second_does_not() -> None:
     stop = StopRequest()
     period = GracePeriod(480.0, stop, stop_grace_s=90.0)
@@ -90,9 +82,9 @@ def test_a_first_stop_request_shortens_a_longer_grace_and_a_second_does_not() ->
 def _context(workers: Workers, stop: StopRequest) -> LauncherContext:
     return LauncherContext(
         node=CPU_NODE,
-        parameters=cast(Any, Parameters()),
+        parameters=parse(["all-reduce", f"--stop-grace-s={GRACE_S}", "--join-timeout-s=5"]).launch,
         local=workers,
-        guardian=cast(Any, Guardian()),
+        guardian=Mock(Guardian),
         stop=stop,
         recorder=AttemptRecorder(CPU_NODE, "all-reduce"),
     )

@@ -57,20 +57,6 @@ def test_the_best_evidence_of_any_node_decides_and_success_requires_every_node(
         assert decision == (verdict(ExitCode.OK, "every node finished") if is_complete else None)
 
 
-@given(st.permutations([ExitCode.HOST, ExitCode.HOST, ExitCode.WORKLOAD]))
-def test_an_error_takes_precedence_over_broken_connections_in_any_order(
-    order: list[ExitCode],
-) -> None:
-    collected = board()
-    for node, code in enumerate(order):
-        collected.report(node, verdict(code, symptom=code is ExitCode.HOST), node)
-        decision = collected.decision(node)
-        if decision is not None:
-            break
-
-    assert decision is not None and decision.code is ExitCode.WORKLOAD
-
-
 def test_a_lost_connection_waits_for_better_evidence() -> None:
     collected = board()
     collected.report(1, verdict(ExitCode.HOST), 10)

@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import pytest
 
 from tests.training.nodes import CPU_NODE
-from training.launcher import supervisor
 from training.core.arguments import parse
+from training.launcher import supervisor
 from training.launcher.attempts import AttemptRecorder
 from training.launcher.guardian import Guardian
 from training.launcher.node import GracePeriod, StopRequest, WorkerNode

@@ -114,7 +114,7 @@ def loop() -> Any:
         run="bench", deployment="bench", job_id="bench", attempt=1, node_index=0, num_nodes=1,
         processes_per_node=1, device=DeviceKind.CPU,
     )  # fmt: skip
-    files = RunFiles.open(
+    files = RunFiles(
         objects.at("runs/bench"), Path("files"), context=context, workload="llama-tiny"
     )
     files.announce(max_steps=config.max_steps)

@@ -46,7 +46,7 @@ from training.program.snapshots.manifest import SnapshotManifest
 from training.storage.run_lock import Holder
 from training.trainer import records
 from training.trainer.run_files import RunStatus
-from training.trainer.runs import RunDocument
+from training.trainer.runs import RunConfig
 from trainium_catalogue.attempts import AttemptRecord, SubmissionRecord
 from trainium_catalogue.probing import ProbeRecord
 
@@ -175,7 +175,7 @@ DOCUMENTS: Mapping[str, Document] = {
         "runs/<run>/checkpoints/step-<8 digits>/complete.json", (Marker,), is_open=True
     ),
     "export": Document("export/<run>/export.json", (ExportReceipt,)),
-    "run": Document("runs/<run>/run.json", (RunDocument,)),
+    "run": Document("runs/<run>/run.json", (RunConfig,)),
     "run-lock": Document("runs/<run>/lock.json", (Holder,)),
     "run-status": Document("runs/<run>/results/status.json", (RunStatus,)),
     "bundle": Document("runs/<run>/code/<sha256>.json", (BundleListing,)),

@@ -41,10 +41,10 @@ from training.launcher.addresses import find_address, find_host, reserve_port
 from training.launcher.attempts import AttemptRecorder
 from training.launcher.guardian import Guardian
 from training.launcher.home import home_of
-from training.launcher.node import LocalNode, LoneWorkerNode, WorkerNode
+from training.launcher.node import LoneWorkerNode, StopRequest, WorkerNode
 from training.launcher.peers import Hub, Spoke
 from training.launcher.preflight import preflight, problem, report_lines
-from training.launcher.supervisor import ChildRole, LauncherContext, MainRole, StopRequest
+from training.launcher.supervisor import ChildRole, LauncherContext, MainRole
 from training.launcher.verdict import Verdict, launcher_failed, own_verdict, verdict_of
 from training.workloads import refuse_unfit
 from trainium_catalogue.contract import ENV_AFTER_JOB, ENV_JOB_ID, ENV_NODE_ADDRESS, RENDEZVOUS
@@ -94,7 +94,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     raise_file_limit()
     recorder = AttemptRecorder(node, request.workload.name)
     scratch = Path(tempfile.mkdtemp(prefix="trainium-"))
-    guardian = Guardian.open(scratch=scratch, silence_s=request.launch.peer_timeout_s)
+    guardian = Guardian(scratch=scratch, silence_s=request.launch.peer_timeout_s)
     try:
         recorder.start()
         decision = run_node(
@@ -206,8 +206,8 @@ def local_node(
     scratch: Path,
     *,
     heartbeat: Callable[[], None],
-) -> LocalNode:
-    """Create this node's ``LocalNode``, of the class that the workload requires."""
+) -> WorkerNode:
+    """Create this node's ``WorkerNode``, of the class that the workload requires."""
     if request.workload.runs_program:
         from training.launcher.program import ProgramNode  # other workloads start without it
 
@@ -259,7 +259,7 @@ def open_hub(
     while True:
         heartbeat()
         try:
-            return Hub.open(node, timeout_s=timeout_s)
+            return Hub(node, timeout_s=timeout_s)
         except OSError as error:
             assert error.errno is not None
             # An earlier attempt on the same host may still be shutting down.

@@ -44,7 +44,7 @@ LIMIT_S = 90
 
 def write(logs: Path, run: str, losses: Sequence[float]) -> None:
     """Write the event file of a training run."""
-    files = RunFiles.open(
+    files = RunFiles(
         open_objects(str(logs.parent / "bucket" / run), region=None, endpoint_url=None),
         logs / run,
         context=replace(CONTEXT, run=run),

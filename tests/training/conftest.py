@@ -11,22 +11,17 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from training.core.logs import set_up_logging
+from training.core.processes import find_marked, signal_quietly
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKET = "bucket-of-nodes"
 _SERIAL = itertools.count()
-_ENDLESS = ("--max-bytes=1024", "--iterations=10000000", "--seconds-per-size=600")
-
-
-def _environ(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
+ENDLESS = ("--max-bytes=1024", "--iterations=10000000", "--seconds-per-size=600")
 
 
 class Cluster:
@@ -84,7 +79,7 @@ class Cluster:
 
     def start_endless(self, *flags: str) -> None:
         """Start all nodes on work that ends only by a fault, and wait until it runs."""
-        self.start("--peer-timeout-s=3", *_ENDLESS, *flags)
+        self.start("--peer-timeout-s=3", *ENDLESS, *flags)
         self.wait_for("correct", node=self.main_index)
 
     def log_path(self, index: int) -> Path:
@@ -105,25 +100,13 @@ class Cluster:
 
     def worker(self, index: int) -> int:
         """Return the process id of the worker of a node that runs only one."""
-        wanted = {
-            f"CLUSTER_MARK={self.mark}".encode(),
-            f"TRAINIUM_NODE_ADDRESS={self.address(index)}".encode(),
-        }
-        (pid,) = (
-            pid
-            for pid in self.processes()
-            if wanted <= set(_environ(pid)) and any(v.startswith(b"RANK=") for v in _environ(pid))
-        )
+        marks = {"TRAINIUM_NODE_ADDRESS": self.address(index), "LOCAL_RANK": "0"}
+        (pid,) = set(self.processes()).intersection(*(find_marked(*mark) for mark in marks.items()))
         return pid
 
     def processes(self) -> list[int]:
         """Return the ids of all running processes started by this cluster."""
-        mark = f"CLUSTER_MARK={self.mark}".encode()
-        pids = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and mark in _environ(int(entry.name)):
-                pids.append(int(entry.name))
-        return pids
+        return find_marked("CLUSTER_MARK", self.mark)
 
     def end(self, *, within_s: float) -> dict[int, int]:
         """Return shell exit codes once every node has ended without leaving processes."""
@@ -145,10 +128,7 @@ class Cluster:
 
     def kill(self) -> None:
         for pid in self.processes():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+            signal_quietly(pid, signal.SIGKILL)
         for node in self.nodes.values():
             node.wait()
 
@@ -178,30 +158,6 @@ def _log() -> None:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Create a two-node job; kill its leftover processes after the test."""
-    job = Cluster(tmp_path, num_nodes=2)
-    yield job
-    job.kill()
-
-
-@pytest.fixture
-def pods(tmp_path: Path) -> Iterator[Pods]:
-    """Create a two-pod job."""
-    job = Pods(tmp_path, num_nodes=2)
-    yield job
-    job.kill()
-
-
-@pytest.fixture
-def lone_node(tmp_path: Path) -> Iterator[Cluster]:
-    """Create a single-node job, for tests that need only one: every node starts a torchrun."""
-    job = Cluster(tmp_path, num_nodes=1)
-    yield job
-    job.kill()
-
-
-@pytest.fixture
 def bucket() -> Iterator[dict[str, str]]:
     """Return the environment of nodes with an empty bucket."""
     from tests.training.s3_server import bucket_environment  # takes seconds to import
@@ -210,9 +166,21 @@ def bucket() -> Iterator[dict[str, str]]:
         yield environment
 
 
-@pytest.fixture
-def large_cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Create a four-node job whose main node is not node 0."""
-    job = Cluster(tmp_path, num_nodes=4, main_index=1)
-    yield job
-    job.kill()
+def _job(kind: type[Cluster], *, num_nodes: int, main_index: int = 0) -> Any:
+    """Return a fixture that creates a job, and kills its leftover processes after the test."""
+
+    @pytest.fixture
+    def job(tmp_path: Path) -> Iterator[Cluster]:
+        created = kind(tmp_path, num_nodes=num_nodes, main_index=main_index)
+        yield created
+        created.kill()
+
+    return job
+
+
+cluster = _job(Cluster, num_nodes=2)
+pods = _job(Pods, num_nodes=2)
+# For tests that need only one node: every node starts a torchrun.
+lone_node = _job(Cluster, num_nodes=1)
+# Its main node is not node 0.
+large_cluster = _job(Cluster, num_nodes=4, main_index=1)

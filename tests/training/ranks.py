@@ -9,6 +9,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +24,33 @@ def results_of_ranks(
     program: Path, *arguments: str, num_ranks: int, timeout_s: float = 90
 ) -> list[dict[str, Any]]:
     """Return each rank's last line, parsed as JSON; all must succeed."""
-    with tempfile.TemporaryDirectory() as folder:
-        logs = [Path(folder) / f"{rank}.log" for rank in range(num_ranks)]
-        with reserve_port(0) as port:
-            parent = subprocess.Popen(
-                [sys.executable, "-m", __name__, folder, str(program), *arguments],
-                env=_environment(port, num_ranks),
-                cwd=ROOT,
-            )
-        try:
-            code = parent.wait(scaled(timeout_s))
-        finally:
-            # Its ranks die with it.
-            parent.kill()
-            parent.wait()
-        outputs = [log.read_text() if log.exists() else "" for log in logs]
-    assert code == 0, "\n---\n".join(outputs)
+    with tempfile.TemporaryDirectory() as folder, reserve_port(0) as port:
+        code, outputs = run_parent(
+            __name__,
+            *(folder, str(program), *arguments),
+            env=_environment(port, num_ranks),
+            folder=Path(folder),
+            timeout_s=timeout_s,
+        )
+    assert code == 0
     return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def run_parent(
+    module: str, *words: str, env: Mapping[str, str], folder: Path, timeout_s: float
+) -> tuple[int, list[str]]:
+    """Run a module whose ranks write ``rank-<n>.log`` in ``folder``; return its code and these."""
+    parent = subprocess.Popen([sys.executable, "-m", module, *words], env=env, cwd=folder)
+    try:
+        code = parent.wait(scaled(timeout_s))
+    finally:
+        # Its ranks die with it.
+        parent.kill()
+        parent.wait()
+        logs = [folder / f"rank-{rank}.log" for rank in range(int(env["WORLD_SIZE"]))]
+        outputs = [log.read_text() if log.exists() else "" for log in logs]
+        print("\n---\n".join(outputs))
+    return code, outputs
 
 
 def _environment(port: int, num_ranks: int) -> dict[str, str]:
@@ -54,34 +65,34 @@ def _environment(port: int, num_ranks: int) -> dict[str, str]:
     }
 
 
-def _fork_ranks(folder: Path, program: str, *arguments: str) -> int:
-    """Run a program on every rank, each a fork, so that slow imports happen once."""
+def fork_ranks(num_ranks: int, run: Callable[[int], object]) -> bool:
+    """Run every rank as a fork, so that slow imports happen once; return whether all succeed.
+
+    Each writes to ``rank-<n>.log`` in the working directory.
+    """
+    parent = os.getpid()
+    for rank in range(num_ranks):
+        if not os.fork():
+            die_with_parent(parent)
+            output = os.open(f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.environ["RANK"] = str(rank)
+            run(rank)
+            sys.exit()
+    return not any([os.wait()[1] for _ in range(num_ranks)])
+
+
+def _main(folder: str, program: str, *arguments: str) -> int:
     gc.disable()
     runpy.run_path(program, run_name="imported")
     # Frozen objects are not copied to every rank.
     gc.freeze()
     gc.enable()
-    parent = os.getpid()
-    children = []
-    for rank in range(int(os.environ["WORLD_SIZE"])):
-        child = os.fork()
-        if not child:
-            die_with_parent(parent)
-            _become(folder / f"{rank}.log", rank, program, arguments)
-        children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    return int(any(codes))
-
-
-def _become(log: Path, rank: int, program: str, arguments: tuple[str, ...]) -> None:
-    output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.environ["RANK"] = str(rank)
     sys.argv = [program, *arguments]
-    runpy.run_path(program, run_name="__main__")
-    sys.exit()
+    num_ranks = int(os.environ["WORLD_SIZE"])
+    return int(not fork_ranks(num_ranks, lambda rank: runpy.run_path(program, run_name="__main__")))
 
 
 if __name__ == "__main__":
-    sys.exit(_fork_ranks(Path(sys.argv[1]), *sys.argv[2:]))
+    sys.exit(_main(*sys.argv[1:]))

@@ -7,39 +7,17 @@ symbol newer than 2.9 (enforced by a test).
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from training.core.contract import DeviceKind
+from training.core.lone_process import LoneProcess
 from training.core.progress import MAX_COMPILE_S
 
 _MAX_COMPILE = timedelta(seconds=MAX_COMPILE_S)
-
-
-class Device(Protocol):
-    """One worker's device and the process group of all ranks."""
-
-    kind: DeviceKind
-    rank: int
-    num_ranks: int
-
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a host tensor to the device."""
-
-    def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
-        """Replace the tensor with the sum, or the maximum, over all ranks."""
-
-    def synchronize(self) -> None:
-        """Wait for all pending operations."""
-
-    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a device tensor to the host."""
-
-    def close(self) -> None:
-        """Clean up the process group before the worker exits."""
 
 
 class EagerDevice:
@@ -103,7 +81,11 @@ class XlaDevice(EagerDevice):
         self._xm.wait_device_ops()
 
 
-def open_device(kind: DeviceKind, *, timeout_s: float) -> Device:
+Device = EagerDevice | LoneProcess
+"""One worker's device and the process group of all ranks."""
+
+
+def open_device(kind: DeviceKind, *, timeout_s: float) -> EagerDevice:
     """Join the process group; ``timeout_s`` bounds collectives on CPUs.
 
     On other devices the launcher ends a hung job, since it can distinguish compilation from a hang.

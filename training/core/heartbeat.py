@@ -11,19 +11,26 @@ Report = Callable[[str], None]
 _HEARTBEAT_S = 1.0
 
 
-class HeartbeatClock:
-    """Schedules heartbeats often enough that several may be missed within ``timeout_s``."""
+class Pacer:
+    """Limits an action to one per interval."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self._interval_s = min(_HEARTBEAT_S, timeout_s / 5)
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
         self._last_s = float("-inf")
 
     def due(self, now_s: float) -> bool:
-        """Return whether a heartbeat is due now; if so, restart the interval."""
+        """Return whether the action is due now; if so, restart the interval."""
         if now_s - self._last_s < self._interval_s:
             return False
         self._last_s = now_s
         return True
+
+
+class HeartbeatClock(Pacer):
+    """Schedules heartbeats often enough that several may be missed within ``timeout_s``."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(min(_HEARTBEAT_S, timeout_s / 5))
 
 
 @contextlib.contextmanager

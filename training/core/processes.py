@@ -60,28 +60,24 @@ def forbid_new_privileges() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
-def process_state(pid: int, proc: Path = Path("/proc")) -> str | None:
-    """Return the state from proc(5), such as ``R`` or ``Z``; None if there is no such process."""
+def stat_fields(pid: int, proc: Path = Path("/proc")) -> list[str] | None:
+    """Return the fields of proc(5)'s stat from the state on; None if there is no such process."""
     try:
         stat = (proc / str(pid) / "stat").read_bytes()
     except OSError:
         return None
     # The name, in parentheses, may itself contain spaces and parentheses.
-    return stat[stat.rindex(b")") + 2 :][:1].decode()
+    return stat[stat.rindex(b")") + 2 :].decode().split()
 
 
 def parents(proc: Path = Path("/proc")) -> dict[int, int]:
     """Map the ID of every process to that of its parent."""
-    parent_of = {}
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            stat = (entry / "stat").read_bytes()
-        except OSError:
-            continue  # it has ended
-        parent_of[int(entry.name)] = int(stat[stat.rindex(b")") + 2 :].split()[1])
-    return parent_of
+    stats = {pid: stat_fields(pid, proc) for pid in _pids(proc)}
+    return {pid: int(fields[1]) for pid, fields in stats.items() if fields is not None}
+
+
+def _pids(proc: Path) -> list[int]:
+    return [int(entry.name) for entry in proc.iterdir() if entry.name.isdigit()]
 
 
 def descendants(pid: int, parent_of: Mapping[int, int]) -> list[int]:
@@ -94,7 +90,8 @@ def descendants(pid: int, parent_of: Mapping[int, int]) -> list[int]:
 
 def is_gone(pid: int) -> bool:
     """Return whether a process has ended, reaped or not."""
-    return process_state(pid) in (None, "Z", "X")
+    fields = stat_fields(pid)
+    return fields is None or fields[0] in ("Z", "X")
 
 
 def find_marked(variable: str, value: str, proc: Path = Path("/proc")) -> list[int]:
@@ -105,15 +102,13 @@ def find_marked(variable: str, value: str, proc: Path = Path("/proc")) -> list[i
     """
     needle = f"{variable}={value}".encode()
     pids = []
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
-            continue
+    for pid in _pids(proc):
         try:
-            environment = (entry / "environ").read_bytes()
+            environment = (proc / str(pid) / "environ").read_bytes()
         except OSError:
             continue  # it has ended or belongs to another user
         if needle in environment.split(b"\0"):
-            pids.append(int(entry.name))
+            pids.append(pid)
     return pids
 
 

@@ -117,16 +117,7 @@ def read_states(scratch: Path) -> dict[Path, WorkerState]:
 def read_failures(scratch: Path) -> list[Failure]:
     """Read every failure recorded by a worker."""
     documents = [json.loads(path.read_text()) for path in sorted(scratch.glob("failure-*.json"))]
-    return [
-        Failure(
-            rank=d["rank"],
-            code=ExitCode(d["code"]),
-            error=d["error"],
-            weak=bool(d.get("weak", False)),
-            unfit_host=bool(d.get("unfit_host", False)),
-        )
-        for d in documents
-    ]
+    return [Failure(**{**d, "code": ExitCode(d["code"])}) for d in documents]
 
 
 def _write_whole(path: Path, document: dict[str, Any]) -> None:

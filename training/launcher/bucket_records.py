@@ -175,16 +175,13 @@ def likely_causes(node: NodeContract) -> str:
 
 
 def record_ending(node: NodeContract, verdict: Verdict) -> None:
-    """Record how an unsuccessful attempt ended.
+    """Record how an unsuccessful attempt ended; raise storage errors.
 
     Volcano deletes the pods of an attempt, and their logs, when it starts the next one.
     """
     attempts = open_folder(node, attempts_prefix(node.run, node.job_id).rstrip("/"))
     name = f"{node.attempt}-node-{node.node_index}.json"
-    try:
-        _put(attempts, name, **asdict(AttemptEnding(code=verdict.code, reason=verdict.reason)))
-    except (StorageError, OSError) as error:
-        log.info("launch: the end of this attempt could not be recorded in the bucket: %s", error)
+    _put(attempts, name, **asdict(AttemptEnding(code=verdict.code, reason=verdict.reason)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

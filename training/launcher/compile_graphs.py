@@ -28,7 +28,7 @@ from pathlib import Path
 
 from training.core.arguments import parse
 from training.core.contract import DeviceKind, NodeContract
-from training.core.heartbeat import heartbeat
+from training.core.heartbeat import Pacer, heartbeat
 from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH, WorkerProgress
@@ -237,14 +237,12 @@ def _reporter(
     if ENV_JOB_ID not in env or node.bucket is None or node.node_index != 0:
         return progress.report
     results = bucket_records.open_folder(node, bucket_records.RESULTS_PREFIX)
-    last_heartbeat_s = float("-inf")
+    pacer = Pacer(bucket_records.HEARTBEAT_S)
 
     def report(step: str) -> None:
-        nonlocal last_heartbeat_s
         progress.report(step)
-        if time.monotonic() - last_heartbeat_s > bucket_records.HEARTBEAT_S:
+        if pacer.due(time.monotonic()):
             bucket_records.write_heartbeat(results, node.job_id)
-            last_heartbeat_s = time.monotonic()
 
     return report
 

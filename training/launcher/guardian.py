@@ -31,18 +31,11 @@ class Guardian:
     """The launcher's handle: call ``heartbeat`` often and ``release`` at the end."""
 
     def __init__(self, *, scratch: Path, silence_s: float) -> None:
+        """Start a guardian that kills the node's processes if heartbeats stop for ``silence_s``."""
         self._scratch = scratch
         self._silence_s = silence_s
         self._clock = HeartbeatClock(silence_s)
-        self._pid = 0
-        self._pipe = -1
-
-    @classmethod
-    def open(cls, *, scratch: Path, silence_s: float) -> Guardian:
-        """Start a guardian that kills the node's processes if heartbeats stop for ``silence_s``."""
-        guardian = cls(scratch=scratch, silence_s=silence_s)
-        guardian._start()
-        return guardian
+        self._start()
 
     def _start(self) -> None:
         read_end, self._pipe = os.pipe()

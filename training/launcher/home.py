@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from training.core.contract import NodeContract
-from training.core.processes import find_marked, is_gone
+from training.core.processes import find_marked, is_gone, stat_fields
 from training.core.progress import ENV_SCRATCH, ENV_SNAPSHOTS
 from training.program.settings import HOME_LINK
 
@@ -90,8 +90,5 @@ def _processes_of(scratch: str) -> list[int]:
 
 def _start_ticks(pid: int) -> str | None:
     """Return a process's start time in ticks since boot (proc(5)), to detect a reused PID."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return stat[stat.rindex(")") + 2 :].split()[19]
+    fields = stat_fields(pid)
+    return None if fields is None else fields[19]

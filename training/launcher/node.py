@@ -1,7 +1,7 @@
 """A launcher's local processes: workers under torchrun, a single worker, or a user's program.
 
-``LocalNode`` is the interface that the node's roles use (``supervisor.py``). This project's workers
-report their own progress; a user's program (``program.py``) is observed from outside.
+The node's roles (``supervisor.py``) know all three as ``WorkerNode``. This project's workers report
+their own progress; a user's program (``program.py``) is observed from outside.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,21 +74,48 @@ class JobObserver:
         return decision
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grace:
-    """The time left for workers to finish."""
+@dataclass(slots=True)
+class StopRequest:
+    """Counts SIGTERM and SIGINT; the handler does nothing else."""
 
-    length_s: float
-    ends_s: float
-    """On the monotonic clock."""
+    count: int = 0
+
+
+class GracePeriod:
+    """The time left for a node's workers to finish.
+
+    A stop request starts the platform's own countdown to SIGKILL: stop-grace-s plus a margin. It
+    therefore shortens a longer period, as before the end of a Capacity Block, to stop-grace-s.
+    """
+
+    def __init__(self, length_s: float, stop: StopRequest, *, stop_grace_s: float) -> None:
+        self.length_s = length_s
+        self._ends_s = time.monotonic() + length_s
+        self._stop, self._stop_grace_s = stop, stop_grace_s
+        self._is_stopped = False
+
+    @property
+    def ends_s(self) -> float:
+        """Its end on the monotonic clock."""
+        if self._stop.count:
+            self.shorten()
+        return self._ends_s
+
+    def shorten(self) -> None:
+        """Shorten the period to stop-grace-s from now."""
+        ends_s = time.monotonic() + self._stop_grace_s
+        if not self._is_stopped and ends_s < self._ends_s:
+            log.info("launch: stop requested; %g s left to finish", self._stop_grace_s)
+            self.length_s, self._ends_s = self._stop_grace_s, ends_s
+        self._is_stopped = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown:
     """Callbacks for shutting down one node once the job is decided."""
 
-    grace: Callable[[], Grace]
-    """Returns the workers' grace period, which a stop request may shorten."""
+    period: GracePeriod
+    """The workers' grace period, which a stop request may shorten."""
     turn: Callable[[], None]
     """Runs one iteration of the loop that handles other nodes and the guardian."""
     heartbeat: Callable[[], None]
@@ -97,60 +123,6 @@ class Shutdown:
     """Returns whether the connection to another node is lost."""
     is_urgent: Callable[[], bool]
     """Returns whether a second stop request has arrived, which means stop immediately."""
-
-
-class LocalNode(ABC):
-    """The processes that a launcher runs on its node.
-
-    Only programs are prepared and wait for ``go``: the image contains everything that built-in
-    workloads need, so their workers start immediately and report their own progress.
-    """
-
-    verdict: Verdict | None = None
-    """The latest result of ``poll``."""
-
-    def prepare(self) -> None:  # noqa: B027 - optional
-        """Start fetching the workers' files and data."""
-
-    @abstractmethod
-    def start(self, rendezvous_port: int) -> None:
-        """Start the workers once all nodes have joined."""
-
-    def go(self) -> None:  # noqa: B027 - optional
-        """Let waiting workers start, now that every node is prepared."""
-
-    @abstractmethod
-    def poll(self, now_s: float) -> Verdict | None:
-        """Judge the node's current state; return None while it is healthy."""
-
-    def news(self, now_s: float) -> Iterable[Message]:
-        """Return new messages for the main node's observer."""
-        return ()
-
-    def mail(self) -> Iterable[Message]:
-        """Return messages for every child (main node) or for the main node (child)."""
-        return ()
-
-    def receive(self, node: int, message: Message) -> Message | None:
-        """Handle another node's mail; return the reply, if any."""
-        return None
-
-    @property
-    def steps_completed(self) -> int | None:
-        """Optimizer steps completed by the workers; None if they do not report them."""
-        return None
-
-    def observer(self, now_s: float) -> JobObserver:
-        """Create the main node's observer of all nodes."""
-        return JobObserver()
-
-    @abstractmethod
-    def end(self, decision: Verdict, shutdown: Shutdown) -> None:
-        """Let the workers finish if possible, then kill remaining processes."""
-
-    @abstractmethod
-    def kill(self, heartbeat: Callable[[], None]) -> None:
-        """Kill everything this launch has started."""
 
 
 def torchrun_command(
@@ -193,10 +165,16 @@ def worker_argv(argv: Sequence[str]) -> list[str]:
     return ["-m", "--", _WORKER_MODULE, *argv]
 
 
-class WorkerNode(LocalNode):
-    """The workers of a built-in workload on this node, under torchrun."""
+class WorkerNode:
+    """The workers of a built-in workload on this node, under torchrun.
+
+    Only programs are prepared and wait for ``go``: the image contains everything that built-in
+    workloads need, so their workers start immediately and report their own progress.
+    """
 
     agent_name = "torchrun"
+    verdict: Verdict | None = None
+    """The latest result of ``poll``."""
 
     def __init__(
         self, request: Request, node: NodeContract, env: Mapping[str, str], scratch: Path
@@ -212,11 +190,33 @@ class WorkerNode(LocalNode):
         self._started_s = 0.0
         self._succeeded = False
 
+    def prepare(self) -> None:
+        """Start fetching the workers' files and data."""
+
     def start(self, rendezvous_port: int) -> None:
         """Start the workers once all nodes have joined."""
         command, env = self._command(rendezvous_port), self._environment()
         log.info("launch: start: %s", " ".join(command))
         self._start_agent(command, env)
+
+    def go(self) -> None:
+        """Let waiting workers start, now that every node is prepared."""
+
+    def news(self, now_s: float) -> Iterable[Message]:
+        """Return new messages for the main node's observer."""
+        return ()
+
+    def mail(self) -> Iterable[Message]:
+        """Return messages for every child (main node) or for the main node (child)."""
+        return ()
+
+    def receive(self, node: int, message: Message) -> Message | None:
+        """Handle another node's mail; return the reply, if any."""
+        return None
+
+    def observer(self, now_s: float) -> JobObserver:
+        """Create the main node's observer of all nodes."""
+        return JobObserver()
 
     def _command(self, rendezvous_port: int) -> list[str]:
         command = torchrun_command(
@@ -376,7 +376,7 @@ class WorkerNode(LocalNode):
     def end(self, decision: Verdict, shutdown: Shutdown) -> None:
         """Let the workers finish if possible, then kill remaining processes."""
         if decision.graceful and self.running:
-            self._wait_for_workers(shutdown, lambda: shutdown.grace().ends_s)
+            self._wait_for_workers(shutdown, lambda: shutdown.period.ends_s)
         self.kill(shutdown.heartbeat)
 
     def _wait_for_workers(self, shutdown: Shutdown, ends_s: Callable[[], float]) -> None:

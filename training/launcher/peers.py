@@ -125,28 +125,20 @@ class _Clock(HeartbeatClock):
 class Hub:
     """The main node's side of the link."""
 
-    def __init__(
-        self, node: NodeContract, *, timeout_s: float, listener: socket.socket | None
-    ) -> None:
+    def __init__(self, node: NodeContract, *, timeout_s: float) -> None:
+        """Listen for children, if any; raise ``OSError`` if the port is unavailable."""
         self._node = node
         self._clock = _Clock(timeout_s)
         self._selector = selectors.DefaultSelector()
         self._newcomers: list[Link] = []
         self.members: dict[int, Link] = {}
-        self._listener = listener
-        if listener is not None:
-            self._selector.register(listener, selectors.EVENT_READ)
-
-    @classmethod
-    def open(cls, node: NodeContract, *, timeout_s: float) -> Hub:
-        """Listen for children, if any; raise ``OSError`` if the port is unavailable."""
-        listener = None
+        self._listener: socket.socket | None = None
         if node.num_nodes > 1:
-            listener = socket.create_server(
-                (node.address, PEER_WATCH), backlog=node.num_nodes, reuse_port=False
+            self._listener = socket.create_server(
+                (node.address, PEER_WATCH), backlog=node.num_nodes
             )
-            listener.setblocking(False)
-        return cls(node, timeout_s=timeout_s, listener=listener)
+            self._listener.setblocking(False)
+            self._selector.register(self._listener, selectors.EVENT_READ)
 
     def poll(self, wait_s: float) -> list[Event]:
         """Wait up to ``wait_s`` for events and return them."""

@@ -12,6 +12,7 @@ from training.core.progress import MAX_COMPILE_S
 from training.launcher.addresses import TASK_INTERFACE
 from trainium_catalogue.contract import GRAPHS_PREFIX
 
+_NEURON = (DeviceKind.XLA, DeviceKind.TORCH_NEURON)
 ROOT_COMM_ID = "NEURON_RT_ROOT_COMM_ID"
 BOUND_BY_TORCH_NEURON = ("NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES")
 """TorchNeuron assigns each process the core of its LOCAL_RANK when it joins the process group, and
@@ -51,30 +52,16 @@ class WorkerVariable:
     reason: str
 
 
-def _model(value: str) -> Callable[[NodeContract, System], str | None]:
-    return lambda node, system: (
-        value if node.device is DeviceKind.XLA and system.is_own_model else None
-    )
+def _on(
+    *devices: DeviceKind, value: str, own_model: bool | None = None
+) -> Callable[[NodeContract, System], str | None]:
+    """Set ``value`` on these devices: for any model, only for this project's, or only others."""
 
+    def of(node: NodeContract, system: System) -> str | None:
+        applies = own_model in (None, system.is_own_model) and node.device in devices
+        return value if applies else None
 
-def _own_model_on_neuron(value: str) -> Callable[[NodeContract, System], str | None]:
-    return lambda node, system: (
-        value if node.device is not DeviceKind.CPU and system.is_own_model else None
-    )
-
-
-def _neuron(value: str) -> Callable[[NodeContract, System], str | None]:
-    return lambda node, system: None if node.device is DeviceKind.CPU else value
-
-
-def _torch_neuron(value: str) -> Callable[[NodeContract, System], str | None]:
-    return lambda node, system: value if node.device is DeviceKind.TORCH_NEURON else None
-
-
-def _program_on_cpu(value: str) -> Callable[[NodeContract, System], str | None]:
-    return lambda node, system: (
-        value if node.device is DeviceKind.CPU and not system.is_own_model else None
-    )
+    return of
 
 
 def _without_torch(value: str) -> Callable[[NodeContract, System], str | None]:
@@ -94,10 +81,6 @@ def _fork_safe(node: NodeContract, system: System) -> str | None:
     numbers = re.match(r"(\d+)\.(\d+)", system.kernel)
     is_old = numbers is not None and (int(numbers[1]), int(numbers[2])) < (5, 15)
     return "1" if uses_efa(node) and is_old else None
-
-
-def _xla(value: str) -> Callable[[NodeContract, System], str | None]:
-    return lambda node, system: value if node.device is DeviceKind.XLA else None
 
 
 def _cache(node: NodeContract, system: System) -> str | None:
@@ -145,7 +128,7 @@ SETTINGS: tuple[WorkerVariable, ...] = (
     ),
     WorkerVariable(
         name="PJRT_DEVICE",
-        value=_xla("NEURON"),
+        value=_on(DeviceKind.XLA, value="NEURON"),
         reason="torch_xla must use the Neuron devices or fail, never fall back to its CPU",
     ),
     WorkerVariable(
@@ -172,7 +155,7 @@ SETTINGS: tuple[WorkerVariable, ...] = (
     ),
     WorkerVariable(
         name="TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT",
-        value=_torch_neuron(str(MAX_COMPILE_S)),
+        value=_on(DeviceKind.TORCH_NEURON, value=str(MAX_COMPILE_S)),
         reason="after 1,200 s a rank would treat the lock of one that is still compiling, or "
         "waiting for a slot, as stale and compile the same graph (FileLock.cpp in TorchNeuron's "
         "public copy)",
@@ -185,17 +168,17 @@ SETTINGS: tuple[WorkerVariable, ...] = (
     ),
     WorkerVariable(
         name="AWS_RETRY_MODE",
-        value=_xla("standard"),
+        value=_on(DeviceKind.XLA, value="standard"),
         reason="Neuron's compile cache has its own client, and boto3's default retries less",
     ),
     WorkerVariable(
         name="AWS_MAX_ATTEMPTS",
-        value=_xla("10"),
+        value=_on(DeviceKind.XLA, value="10"),
         reason="a broken connection must not make a whole cluster compile its graphs again",
     ),
     WorkerVariable(
         name="ALL_GATHER_REDUCE_SCATTER_BUCKET_CAP_MB",
-        value=_model("65"),
+        value=_on(DeviceKind.XLA, value="65", own_model=True),
         reason="bucket size of ZeRO-1's all-gathers and reduce-scatters: NxD's default for bf16 "
         "parameters when XLA_DOWNCAST_BF16=0, and half of its default for AWS's script, which does "
         "not set that variable. Buckets of more than 140 MB gave NaN, according to trainer.py, "
@@ -210,24 +193,24 @@ SETTINGS: tuple[WorkerVariable, ...] = (
     ),
     WorkerVariable(
         name="NEURON_FUSE_SOFTMAX",
-        value=_model("1"),
+        value=_on(DeviceKind.XLA, value="1", own_model=True),
         reason="fuses the softmax of attention (tp_zero1_llama2_7B_hf_pretrain.sh)",
     ),
     WorkerVariable(
         name="NEURON_RT_STOCHASTIC_ROUNDING_EN",
-        value=_own_model_on_neuron("0"),
+        value=_on(*_NEURON, value="0", own_model=True),
         reason="updates go to fp32 master weights, which need no stochastic rounding "
         "(tp_zero1_llama_hf_pretrain.py, use_gpu_compatible_precision)",
     ),
     WorkerVariable(
         name="NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS",
-        value=_model("3"),
+        value=_on(DeviceKind.XLA, value="3", own_model=True),
         reason="micro-batches are enqueued ahead (tp_zero1_llama2_7B_hf_pretrain.sh); the variable "
         "has had no effect since SDK 2.31",
     ),
     WorkerVariable(
         name="NEURON_RT_EXEC_TIMEOUT",
-        value=_neuron(str(MAX_COMPILE_S)),
+        value=_on(*_NEURON, value=str(MAX_COMPILE_S)),
         reason="seconds that a graph may run, including waits in a collective for ranks that are "
         "still compiling; hang-limit-s ends a hang earlier. The default is 30 according to "
         "Neuron's runtime configuration guide, 600 according to the messages in its training "
@@ -236,27 +219,27 @@ SETTINGS: tuple[WorkerVariable, ...] = (
     ),
     WorkerVariable(
         name="TORCH_NEURONX_FALLBACK_ONLY_FOR_UNIMPLEMENTED_OPS",
-        value=_torch_neuron("1"),
+        value=_on(DeviceKind.TORCH_NEURON, value="1"),
         reason="an operator that fails on the device must fail, not run on the CPU without "
         "reporting an error (CPUFallbackExecutor.cpp of TorchNeuron's public copy of April "
         "2026)",
     ),
     WorkerVariable(
         name="TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION",
-        value=_torch_neuron("1"),
+        value=_on(DeviceKind.TORCH_NEURON, value="1"),
         reason="an error of the device must end the worker, not run the operator on the CPU; the "
         "default is 0 in TorchNeuron's public copy and 1 in SDK 2.33 (TorchNeuron environment "
         "variables)",
     ),
     WorkerVariable(
         name="NEURON_LAUNCH_BLOCKING",
-        value=_torch_neuron("0"),
+        value=_on(DeviceKind.TORCH_NEURON, value="0"),
         reason="operators run asynchronously; the release builds of TorchNeuron's public copy "
         "waited for each one (_build_config.py)",
     ),
     WorkerVariable(
         name="MALLOC_ARENA_MAX",
-        value=_neuron("64"),
+        value=_on(*_NEURON, value="64"),
         reason="limits the heaps that glibc creates for the runtime's many threads (AWS's samples)",
     ),
     WorkerVariable(
@@ -267,13 +250,13 @@ SETTINGS: tuple[WorkerVariable, ...] = (
     ),
     WorkerVariable(
         name="ACCELERATE_USE_CPU",
-        value=_program_on_cpu("true"),
+        value=_on(DeviceKind.CPU, value="true", own_model=False),
         reason="Accelerate forms no process group on a machine without a device unless requested, "
         "as `accelerate launch --cpu` does: each process would train alone",
     ),
     WorkerVariable(
         name="ACCELERATE_TORCH_DEVICE",
-        value=_program_on_cpu("cpu"),
+        value=_on(DeviceKind.CPU, value="cpu", own_model=False),
         reason="Accelerate would name the CPU cpu:0 (PartialState.set_device in 1.15), which "
         "torch.load does not accept: no program with Hugging Face's Trainer could resume",
     ),

@@ -18,7 +18,7 @@ from training.launcher.attempts import AttemptRecorder
 from training.launcher.bucket_records import JoinDiagnostics, StartedRecord, likely_causes
 from training.launcher.guardian import Guardian
 from training.launcher.messages import Start, hello
-from training.launcher.node import Grace, LocalNode, Shutdown
+from training.launcher.node import GracePeriod, Shutdown, StopRequest, WorkerNode
 from training.launcher.peers import Event, Hub, PeerLoss, PeerMessage, Spoke
 from training.launcher.verdict import (
     MAX_WAIT_FOR_CAUSE_S,
@@ -40,50 +40,13 @@ _CLOSING_S = 5.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class StopRequest:
-    """Counts SIGTERM and SIGINT; the handler does nothing else."""
-
-    count: int = 0
-
-
-class GracePeriod:
-    """The grace period of a node's workers.
-
-    A stop request starts the platform's own countdown to SIGKILL: stop-grace-s plus a margin. It
-    therefore shortens a longer period, as before the end of a Capacity Block, to stop-grace-s.
-    """
-
-    def __init__(self, length_s: float, stop: StopRequest, *, stop_grace_s: float) -> None:
-        self._grace = Grace(length_s=length_s, ends_s=time.monotonic() + length_s)
-        self._stop, self._stop_grace_s = stop, stop_grace_s
-        self._is_stopped = False
-
-    def grace(self) -> Grace:
-        """Return the current grace period."""
-        if self._stop.count:
-            self.shorten()
-        return self._grace
-
-    def shorten(self) -> None:
-        """Shorten the period to stop-grace-s from now."""
-        if not self._is_stopped:
-            self._is_stopped = True
-            stopped = Grace(
-                length_s=self._stop_grace_s, ends_s=time.monotonic() + self._stop_grace_s
-            )
-            if stopped.ends_s < self._grace.ends_s:
-                log.info("launch: stop requested; %g s left to finish", stopped.length_s)
-                self._grace = stopped
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherContext:
     """The collaborators of a launcher in either role."""
 
     node: NodeContract
     parameters: LaunchParameters
-    local: LocalNode
+    local: WorkerNode
     guardian: Guardian
     stop: StopRequest
     recorder: AttemptRecorder
@@ -115,7 +78,7 @@ class _Role:
         length_s = stop_grace_s if decision.grace_s is None else decision.grace_s
         self._period = period = GracePeriod(length_s, stop, stop_grace_s=stop_grace_s)
         shutdown = Shutdown(
-            grace=period.grace,
+            period=period,
             turn=turn,
             heartbeat=self._context.guardian.heartbeat,
             is_alone=lambda: self._lost_peer,
@@ -313,7 +276,7 @@ class MainRole(_Role):
         period = self._end_workers(decision, turn)
         ended_s = time.monotonic()
         while hub.members:
-            grace_ends_s = period.grace().ends_s if decision.graceful else ended_s
+            grace_ends_s = period.ends_s if decision.graceful else ended_s
             if time.monotonic() >= max(ended_s, grace_ends_s) + _CLOSING_S:
                 break
             turn()

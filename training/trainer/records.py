@@ -51,8 +51,6 @@ _METRICS = (
     ("StepTime", "step_s", "Seconds"),
     ("DataTime", "data_s", "Seconds"),
     ("CheckpointTime", "checkpoint_s", "Seconds"),
-)
-_VALIDATION_METRICS = (
     ("ValidationLoss", "val_loss", "None"),
     ("ValidationTime", "evaluation_s", "Seconds"),
 )
@@ -281,7 +279,7 @@ def _earlier_metrics(earlier: bytes | None) -> list[dict[str, Any]]:
 
 
 def embedded_metrics(
-    record: StepRecord,
+    record: StepRecord | EvaluationRecord,
     *,
     deployment: str,
     run: str,
@@ -294,34 +292,9 @@ def embedded_metrics(
     ``checkpoint_s`` is the pause for the latest checkpoint since the previous line, if any.
     """
     fields = {**record.fields(), "checkpoint_s": checkpoint_s}
-    return _embedded_line(
-        _METRICS,
-        fields,
-        {"Deployment": deployment, "Run": run, "Workload": workload, "Step": record.step},
-        time_ms=time_ms,
-    )
-
-
-def embedded_validation(
-    record: EvaluationRecord, *, deployment: str, run: str, workload: str, time_ms: int
-) -> str:
-    """Build the CloudWatch log line for an evaluation of the validation split."""
-    return _embedded_line(
-        _VALIDATION_METRICS,
-        record.fields(),
-        {"Deployment": deployment, "Run": run, "Workload": workload, "Step": record.step},
-        time_ms=time_ms,
-    )
-
-
-def _embedded_line(
-    metrics: tuple[tuple[str, str, str], ...],
-    fields: Mapping[str, Any],
-    origin: Mapping[str, Any],
-    *,
-    time_ms: int,
-) -> str:
-    present = [(name, field, unit) for name, field, unit in metrics if fields[field] is not None]
+    present = [
+        (name, field, unit) for name, field, unit in _METRICS if fields.get(field) is not None
+    ]
     document = {
         "_aws": {
             "Timestamp": time_ms,
@@ -334,7 +307,7 @@ def _embedded_line(
                 }
             ],
         },
-        **origin,
+        **{"Deployment": deployment, "Run": run, "Workload": workload, "Step": record.step},
         **{name: fields[field] for name, field, _ in present},
     }
     return json.dumps(document)

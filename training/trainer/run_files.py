@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from training.core.heartbeat import Pacer
 from training.storage import Objects, StorageUnavailable
 from training.storage.results import MetricsLine, Uploads, now_utc
 from training.trainer.records import (
@@ -22,7 +23,6 @@ from training.trainer.records import (
     StepLine,
     StepRecord,
     embedded_metrics,
-    embedded_validation,
     log_line,
     results_document,
 )
@@ -87,22 +87,6 @@ class RunStatus:
     """Time of this document, in UTC."""
 
 
-class Pacer:
-    """Limits output to one line per minute."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._last_s = float("-inf")
-
-    def due(self) -> bool:
-        """Return whether a line may be written now; if so, the next is due in a minute."""
-        now = self._clock()
-        if now - self._last_s < _METRICS_INTERVAL_S:
-            return False
-        self._last_s = now
-        return True
-
-
 class RunFiles:
     """The files that rank 0 writes to a run's storage, TensorBoard's via a local or Lustre folder.
 
@@ -112,21 +96,30 @@ class RunFiles:
     def __init__(
         self,
         objects: Objects,
-        uploads: Uploads,
+        folder: Path,
         *,
-        tensorboard: Path,
         context: NodeContract,
         workload: str,
+        lustre: Path | None = None,
+        holds: Callable[[], bool] = lambda: True,
     ) -> None:
+        """Open the files and start their uploads; TensorBoard's go below ``lustre`` or ``folder``.
+
+        ``holds`` returns whether this job still holds the run's lock.
+        """
         self._context, self._workload = context, workload
-        self._objects, self._uploads = objects, uploads
-        self._tensorboard = tensorboard
+        self._objects = objects
+        self._uploads = Uploads.open(objects, every_s=_BETWEEN_UPLOADS_S, holds=holds)
+        self._tensorboard = (lustre or folder) / TENSORBOARD
         # In memory: on one machine, a replaced job would share a file with its successor.
         self._history = bytearray()
         self._events_suffix = f".{context.job_id}.{context.attempt}"
         self._writer: Any = None
         self._status: dict[str, Any] = {}
-        self._pacer, self._validation_pacer = Pacer(), Pacer()
+        self._pacer, self._validation_pacer = (
+            Pacer(_METRICS_INTERVAL_S),
+            Pacer(_METRICS_INTERVAL_S),
+        )
         self._checkpoint_s: float | None = None
         """Pause for the newest checkpoint since the last line for CloudWatch; None without one."""
         self._earlier_results: bytes | None = None
@@ -134,29 +127,6 @@ class RunFiles:
         self._last: StepRecord | None = None
         self._evaluation: EvaluationRecord | None = None
         self._began_s = time.monotonic()
-
-    @classmethod
-    def open(
-        cls,
-        objects: Objects,
-        folder: Path,
-        *,
-        context: NodeContract,
-        workload: str,
-        lustre: Path | None = None,
-        holds: Callable[[], bool] = lambda: True,
-    ) -> RunFiles:
-        """Open the files and start their uploads; TensorBoard's go below ``lustre`` or ``folder``.
-
-        ``holds`` returns whether this job still holds the run's lock.
-        """
-        return cls(
-            objects,
-            Uploads.open(objects, every_s=_BETWEEN_UPLOADS_S, holds=holds),
-            tensorboard=(lustre or folder) / TENSORBOARD,
-            context=context,
-            workload=workload,
-        )
 
     def announce(self, *, max_steps: int) -> None:
         """Write the initial status."""
@@ -234,18 +204,7 @@ class RunFiles:
         log.info("%s", log_line(record))
         for name, field in SCALARS.items():
             self._writer.add_scalar(name, getattr(record, field), record.step)
-        if self._context.bucket is not None and self._pacer.due():
-            log.info(
-                "%s",
-                embedded_metrics(
-                    record,
-                    deployment=self._context.deployment,
-                    run=self._context.run,
-                    workload=self._workload,
-                    time_ms=int(time.time() * 1000),
-                    checkpoint_s=self._checkpoint_s,
-                ),
-            )
+        if self._log_metrics(record, self._pacer, self._checkpoint_s):
             self._checkpoint_s = None
         self._offer_tensorboard()
 
@@ -256,17 +215,7 @@ class RunFiles:
         self.event(EvaluationLine, fields)
         log.info("%s", record.line())
         self._writer.add_scalar(VALIDATION_LOSS_SCALAR, record.val_loss, record.step)
-        if self._context.bucket is not None and self._validation_pacer.due():
-            log.info(
-                "%s",
-                embedded_validation(
-                    record,
-                    deployment=self._context.deployment,
-                    run=self._context.run,
-                    workload=self._workload,
-                    time_ms=int(time.time() * 1000),
-                ),
-            )
+        self._log_metrics(record, self._validation_pacer)
         self.status(val_loss=fields["val_loss"], val_step=record.step)
         self._offer_tensorboard()
 
@@ -324,6 +273,26 @@ class RunFiles:
         if self._writer is not None:
             self._writer.close()
         self._uploads.abandon()
+
+    def _log_metrics(
+        self,
+        record: StepRecord | EvaluationRecord,
+        pacer: Pacer,
+        checkpoint_s: float | None = None,
+    ) -> bool:
+        """Log a line for CloudWatch if one is due; return whether it was."""
+        if self._context.bucket is None or not pacer.due(time.monotonic()):
+            return False
+        line = embedded_metrics(
+            record,
+            deployment=self._context.deployment,
+            run=self._context.run,
+            workload=self._workload,
+            time_ms=int(time.time() * 1000),
+            checkpoint_s=checkpoint_s,
+        )
+        log.info("%s", line)
+        return True
 
     def _offer_tensorboard(self) -> None:
         # Skip other attempts' files in the same folder, which those upload themselves.

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from training.storage import ObjectMissing, Objects, PreconditionFailed, StorageAccess
 from training.storage.results import now_utc
 from trainium_catalogue.contract import RUN_CONFIG, run_prefix
-from trainium_catalogue.documents import Keywords, Timestamp, as_document, picked
+from trainium_catalogue.documents import Keywords, Timestamp, as_document
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.training import resolve_values
 from trainium_catalogue.typed_json import read_object, typed
 
-_SCHEMA = 1
 RANKS = "num_ranks"
 """Fact of runs whose results depend on the number of ranks."""
 INIT_SHA256 = "init_sha256"
@@ -27,10 +26,10 @@ class RunConfigError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunDocument:
+class RunConfig:
     """The run's fixed configuration, and the parameters of its latest submission."""
 
-    schema: Annotated[int, Keywords(const=1)]
+    schema: Annotated[int, Keywords(const=1)] = 1
     workload: str
     created: Timestamp
     values: Annotated[
@@ -41,30 +40,17 @@ class RunDocument:
     facts: Mapping[str, Any]
     """Other immutable facts, such as tokenizer_sha256."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """``run.json``: a run's workload, parameters and data, as of its latest submission."""
-
-    workload: str
-    values: Mapping[str, Value]
-    """Every parameter of the workload."""
-    created: str
-    """Start time of the run, ISO 8601."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Other immutable facts, discovered rather than set: ``tokenizer_sha256``, ``eos_id``, ..."""
-
     @staticmethod
     def load(objects: Objects) -> RunConfig | None:
         """Load the run with root ``objects``; None before its first submission."""
         try:
             document = read_object(objects.get(RUN_CONFIG))
-            if document.get("schema") != _SCHEMA:
+            if document.get("schema") != 1:
                 raise RunConfigError(
                     f"{objects.uri}/{RUN_CONFIG} was written by another version of this code; "
                     "finish the run with that version, or use another run name"
                 )
-            stored = typed(document, RunDocument)
+            return typed(document, RunConfig)
         except ObjectMissing:
             return None
         except RunConfigError:
@@ -74,16 +60,10 @@ class RunConfig:
                 f"{objects.uri}/{RUN_CONFIG} cannot be read: {error}; restore it, or use another "
                 "run name"
             ) from None
-        return RunConfig(
-            workload=stored.workload,
-            values=stored.values,
-            created=stored.created,
-            facts=stored.facts,
-        )
 
     def save(self, objects: Objects, confirm: Callable[[], None] = lambda: None) -> None:
         """Write ``run.json``; ``confirm`` raises unless the writer holds the run's lock."""
-        document = as_document(picked(RunDocument, self, schema=_SCHEMA))
+        data = json.dumps(as_document(self), indent=2).encode() + b"\n"
         while True:
             try:
                 etag: str | None = objects.get_with_etag(RUN_CONFIG)[1]
@@ -91,7 +71,6 @@ class RunConfig:
                 etag = None
             confirm()
             try:
-                data = json.dumps(document, indent=2).encode() + b"\n"
                 objects.put(RUN_CONFIG, data, if_absent=etag is None, if_match=etag)
             except PreconditionFailed:
                 continue  # a late write by a job that this one replaced
@@ -112,7 +91,7 @@ class RunConfig:
         Raises ``RunConfigError`` if a parameter that defines the run would change.
         """
         if stored is None:
-            return RunConfig(workload=workload, values=dict(values), created=now_utc())
+            return RunConfig(workload=workload, values=dict(values), created=now_utc(), facts={})
         try:
             resolved = resolve_values(
                 run=run,
@@ -124,12 +103,7 @@ class RunConfig:
             )
         except ValueError as error:
             raise RunConfigError(str(error)) from None
-        return RunConfig(
-            workload=workload,
-            values=resolved,
-            created=stored.created,
-            facts=stored.facts,
-        )
+        return replace(stored, workload=workload, values=resolved)
 
     def with_facts(self, *, run: str, facts: Mapping[str, Any]) -> RunConfig:
         """Add ``facts``; raise ``RunConfigError`` if any has changed."""
@@ -146,12 +120,7 @@ class RunConfig:
                 f"run {run} cannot continue with {', '.join(changed)}; {remedy}, or use another "
                 "run name"
             )
-        return RunConfig(
-            workload=self.workload,
-            values=self.values,
-            created=self.created,
-            facts={**self.facts, **facts},
-        )
+        return replace(self, facts={**self.facts, **facts})
 
 
 def checkpoint_root(

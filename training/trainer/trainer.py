@@ -70,13 +70,8 @@ class Trainer:
         self.is_leader = job.device.rank == 0
         # The cache is next to the launcher's other files or, without a bucket, below build/.
         self.cache = job.store.root / "cache"
-        bucket = self.context.bucket
-        self.storage = StorageAccess(
-            root=f"s3://{bucket}" if bucket else str(job.store.root),
-            region=self.context.region,
-            endpoint_url=self.context.endpoint_url,
-        )
-        self.bucket = self.storage.open(self.storage.root)
+        self.storage = StorageAccess.of(self.context, local=job.store.root)
+        self.bucket = self.storage.open_root()
         self.root = self.bucket.at(f"{RUNS_PREFIX}{self.context.run}")
         self.lock: RunLock | None = None
         self.files: RunFiles | None = None
@@ -337,7 +332,7 @@ class Trainer:
 
     def _open_files(self) -> RunFiles:
         context = self.context
-        return RunFiles.open(
+        return RunFiles(
             self.root,
             self.cache / "runs" / context.run,
             context=context,

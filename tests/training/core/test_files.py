@@ -11,7 +11,7 @@ import pytest
 from tests.training.datasets.test_packed_dataset import opened, write_dataset
 from training.core.files import write_whole
 
-ROUNDS = 300
+ROUNDS = 100
 
 
 def at_once(*writers: Callable[[int], None]) -> None:

@@ -8,10 +8,8 @@ import signal
 from pathlib import Path
 
 import mistral_common
-import psutil
 import pytest
 
-from rehearsal.deployment.server import wait_until
 from tests.support.limits import scaled
 from tests.training.conftest import ROOT, Cluster
 from training.datasets.text.vocabulary import read_vocabulary
@@ -91,38 +89,18 @@ def test_a_stop_request_reaches_a_working_job(lone_node: Cluster, endless: Path)
     assert "rank 0: stopped on request" in lone_node.log(0)
 
 
-def test_a_job_that_makes_no_progress_ends_for_a_retry(lone_node: Cluster, endless: Path) -> None:
-    tokenize(lone_node, endless, "--hang-limit-s=8")
+def test_a_killed_process_is_a_lost_host(lone_node: Cluster, endless: Path) -> None:
+    tokenize(lone_node, endless)
+    lone_node.wait_for("converting", node=0)
 
-    assert ended(lone_node) == 75, lone_node.all_logs()
-    assert "made no progress at: reading the tokenizer" in lone_node.log(0).splitlines()[-1]
-
-
-def exporting(job: Cluster) -> psutil.Process:
-    """Start an export, which imports torch for seconds; return its worker by then."""
-    job.start("--run=none", workload="export")
-    found: list[psutil.Process] = []
-
-    def is_there() -> bool:
-        children = psutil.Process(job.launcher(0)).children()
-        found.extend(child for child in children if "training.worker" in child.cmdline())
-        return bool(found)
-
-    assert wait_until(is_there, limit_s=scaled(20))
-    return found[0]
-
-
-def test_a_killed_process_is_a_lost_host(lone_node: Cluster) -> None:
-    exporting(lone_node).kill()
+    os.kill(lone_node.worker(0), signal.SIGKILL)
 
     assert ended(lone_node) == 75, lone_node.all_logs()
     assert "killed" in lone_node.log(0).splitlines()[-1]
 
 
-def test_a_stop_request_ends_it(lone_node: Cluster) -> None:
-    worker = exporting(lone_node)
+def test_a_job_that_makes_no_progress_ends_for_a_retry(lone_node: Cluster, endless: Path) -> None:
+    tokenize(lone_node, endless, "--hang-limit-s=8")
 
-    os.kill(lone_node.launcher(0), signal.SIGTERM)
-
-    assert ended(lone_node) == 143, lone_node.all_logs()
-    assert not worker.is_running()
+    assert ended(lone_node) == 75, lone_node.all_logs()
+    assert "made no progress at: reading the tokenizer" in lone_node.log(0).splitlines()[-1]

@@ -16,7 +16,7 @@ LAUNCHER = """
 import os, pathlib, subprocess, sys, time
 from training.launcher.guardian import Guardian
 scratch, silence, life = pathlib.Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
-guardian = Guardian.open(scratch=scratch, silence_s=silence)
+guardian = Guardian(scratch=scratch, silence_s=silence)
 subprocess.Popen(["sleep", "600"], env={**os.environ, "TRAINIUM_SCRATCH": str(scratch)},
                  start_new_session=True, stdout=subprocess.DEVNULL)
 print(guardian._pid, flush=True)

@@ -6,15 +6,18 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from tests.training.nodes import CPU_NODE
+from training.core.arguments import parse
 from training.launcher import supervisor
 from training.launcher.attempts import AttemptRecorder
-from training.launcher.node import WorkerNode
+from training.launcher.guardian import Guardian
+from training.launcher.node import GracePeriod, StopRequest, WorkerNode
 from training.launcher.peers import Event, PeerMessage
-from training.launcher.supervisor import ChildRole, LauncherContext, MainRole, StopRequest
+from training.launcher.supervisor import ChildRole, LauncherContext, MainRole
 from training.launcher.verdict import Verdict
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -63,37 +66,25 @@ class SilentChildren:
         """Nothing to close."""
 
 
-class Guardian:
-    def heartbeat(self) -> None:
-        """Send to no one."""
-
-
-@dataclass
-class Parameters:
-    stop_grace_s: float = GRACE_S
-    join_timeout_s: float = 5.0
-
-
 def test_a_first_stop_request_shortens_a_longer_grace_and_a_second_does_not() -> None:
     stop = StopRequest()
-    period = supervisor.GracePeriod(480.0, stop, stop_grace_s=90.0)
-    assert period.grace().length_s == 480.0
+    period = GracePeriod(480.0, stop, stop_grace_s=90.0)
+    assert 90.0 < period.ends_s - time.monotonic() <= 480.0
 
     stop.count = 1
-    shorter = period.grace()
+    ends_s = period.ends_s
     stop.count = 2
 
-    assert shorter.length_s == 90.0
-    assert 0 < shorter.ends_s - time.monotonic() <= 90.0
-    assert period.grace() is shorter
+    assert 0 < ends_s - time.monotonic() <= 90.0
+    assert (period.ends_s, period.length_s) == (ends_s, 90.0)
 
 
 def _context(workers: Workers, stop: StopRequest) -> LauncherContext:
     return LauncherContext(
         node=CPU_NODE,
-        parameters=cast(Any, Parameters()),
+        parameters=parse(["all-reduce", f"--stop-grace-s={GRACE_S}", "--join-timeout-s=5"]).launch,
         local=workers,
-        guardian=cast(Any, Guardian()),
+        guardian=Mock(Guardian),
         stop=stop,
         recorder=AttemptRecorder(CPU_NODE, "all-reduce"),
     )

@@ -17,6 +17,7 @@ from tests.training.nodes import CPU_NODE
 from training.core.arguments import parse
 from training.core.contract import DeviceKind
 from training.core.job import Job, StopSwitch
+from training.core.lone_process import LoneProcess
 from training.core.progress import WorkerProgress
 from training.datasets.manifest import Shard, Validation
 from training.storage import Objects, open_objects
@@ -60,27 +61,12 @@ def write_dataset(
 
 
 @dataclass
-class LoneDevice:
-    """The device of a single rank, whose collectives do nothing."""
+class LoneDevice(LoneProcess):
+    """A device of any kind for a single rank, whose collectives do nothing."""
 
     kind: DeviceKind = DeviceKind.CPU
     rank: int = 0
     num_ranks: int = 1
-
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
-        return
-
-    def synchronize(self) -> None:
-        return
-
-    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def close(self) -> None:
-        return
 
 
 class Watched(WorkerProgress):

@@ -78,7 +78,7 @@ def test_jobs_that_share_a_folder_keep_separate_lines(tmp_path: Path) -> None:
     objects = LocalObjects(tmp_path / "run")
 
     def opened(*, holds: bool) -> RunFiles:
-        files = RunFiles.open(
+        files = RunFiles(
             objects, tmp_path, context=CONTEXT, workload="llama-tiny", holds=lambda: holds
         )
         files.begin(0, num_ranks=1, backend="native")

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from training.core.heartbeat import Pacer
 from training.storage import LocalObjects
 from training.storage.results import Uploads
 from training.trainer.metrics import Window
@@ -22,11 +23,10 @@ from training.trainer.records import (
     EvaluationRecord,
     StepRecord,
     embedded_metrics,
-    embedded_validation,
     log_line,
     results_document,
 )
-from training.trainer.run_files import Pacer
+from training.trainer.run_files import _METRICS_INTERVAL_S
 
 RECORD = StepRecord(
     step=12,
@@ -150,7 +150,7 @@ def test_cloudwatch_gets_the_validation_loss_too() -> None:
     record = EvaluationRecord(step=7, val_loss=3.5, sequences=16, evaluation_s=2.0)
 
     document = json.loads(
-        embedded_validation(record, deployment="d", run="r", workload="w", time_ms=1)
+        embedded_metrics(record, deployment="d", run="r", workload="w", time_ms=1)
     )
 
     (directive,) = document["_aws"]["CloudWatchMetrics"]
@@ -168,10 +168,10 @@ def test_a_perplexity_without_bounds_is_null_in_json() -> None:
 @given(st.lists(st.floats(0, 50), max_size=30))
 def test_cloudwatch_gets_one_line_a_minute_at_most(gaps: list[float]) -> None:
     now, lines = 0.0, []
-    pacer = Pacer(clock=lambda: now)
+    pacer = Pacer(_METRICS_INTERVAL_S)
     for gap in gaps:
         now += gap
-        if pacer.due():
+        if pacer.due(now):
             lines.append(now)
 
     assert all(later - earlier >= 60 for earlier, later in itertools.pairwise(lines))

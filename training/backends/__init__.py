@@ -18,23 +18,20 @@ def open_model_parallel(
     device: Device,
     network: SequenceNetwork,
     *,
-    peak_flops: float | None,
     report: Callable[[str], None] = lambda text: None,
 ) -> ModelParallel:
     """Open the backend of a model that ranks share; the process group must already exist.
 
-    ``peak_flops`` is per rank. ``report`` is called during slow work, such as compilation.
+    ``report`` is called during slow work, such as compilation.
     """
     if device.kind is DeviceKind.XLA:
         from training.backends.nxd import NxdBackend
         from training.core.ranks import Ranks
 
-        return NxdBackend(
-            config, device, network, ranks=Ranks.open(), peak_flops=peak_flops, report=report
-        )
+        return NxdBackend(config, device, network, ranks=Ranks.open(), report=report)
     from training.backends.native import NativeBackend
 
-    return NativeBackend(config, device, network, peak_flops=peak_flops, report=report)
+    return NativeBackend(config, device, network, report=report)
 
 
 def open_data_parallel(
@@ -42,7 +39,6 @@ def open_data_parallel(
     device: Device,
     network: Network,
     *,
-    peak_flops: float | None,
     report: Callable[[str], None] = lambda text: None,
 ) -> DataParallel:
     """Open the backend of a model that fits on every rank."""
@@ -50,9 +46,7 @@ def open_data_parallel(
         from training.backends.xla import XlaBackend
         from training.core.ranks import Ranks
 
-        return XlaBackend(
-            config, device, network, ranks=Ranks.open(), peak_flops=peak_flops, report=report
-        )
+        return XlaBackend(config, device, network, ranks=Ranks.open(), report=report)
     from training.backends.native import NativeBackend
 
-    return NativeBackend(config, device, network, peak_flops=peak_flops, report=report)
+    return NativeBackend(config, device, network, report=report)

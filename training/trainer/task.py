@@ -108,10 +108,8 @@ class Task(ABC):
         """Build the run's configuration; a compile-only job has no dataset."""
 
     @abstractmethod
-    def backend(
-        self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
-    ) -> Backend:
-        """Open the model on this rank's device; ``peak_flops`` is per rank."""
+    def backend(self, config: TrainConfig, device: Device, *, report: Report) -> Backend:
+        """Open the model on this rank's device."""
 
     @abstractmethod
     def batches(

@@ -65,9 +65,7 @@ class TinyRun:
         device = EagerDevice(kind, torch.device(name))
         if config.plan.num_ranks == 1:
             device.rank, device.num_ranks = 0, 1
-        self.backend = NativeBackend(
-            config, device, network or LlamaNetwork(config), peak_flops=None
-        )
+        self.backend = NativeBackend(config, device, network or LlamaNetwork(config))
         # CPUs default to fp32, because bf16 is slow there.
         self.backend._mixed = config.mixed
         self.backend.build()

@@ -19,7 +19,12 @@ from torch.utils._pytree import tree_leaves
 
 from training.backends.base import WeightPart, trainable_parameters
 from training.backends.native import NativeBackend
-from training.backends.optimizers import DeviceOptimizer
+from training.backends.optimizers import (
+    ForeachAdamW,
+    NamedOptimizer,
+    adamw_settings,
+    groups_by_decay,
+)
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
@@ -110,14 +115,15 @@ def counted(*words: str, rank: int = 0, steps: int = 1) -> Counted:
     try:
         with PeakMemory() as memory:
             device = EagerDevice(DeviceKind.CPU, torch.device("cpu"))
-            backend = NativeBackend(config, device, network, peak_flops=None)
+            backend = NativeBackend(config, device, network)
             backend._mixed = True
             backend.build()
             build, memory.peak = memory.peak, 0
             # The device's optimizer.
             del backend._optimizer
             named = trainable_parameters(backend._model).items()
-            backend._optimizer = DeviceOptimizer(named, config, is_eager=True)
+            groups, settings = groups_by_decay(named, config), adamw_settings(config)
+            backend._optimizer = NamedOptimizer(ForeachAdamW(groups, **settings))
             vocab_size, seq_len = config.shape.vocab_size, config.plan.seq_len
             batch = random_batches(vocab_size=vocab_size, seed=1, seq_len=seq_len)
             count = config.plan.accumulation_steps

@@ -190,7 +190,7 @@ def test_layers_compile_at_a_high_degree_though_their_attention_counts_as_random
     dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=16)
     try:
         device = EagerDevice(DeviceKind.CPU, torch.device("cpu"))
-        backend = NativeBackend(config, device, network, peak_flops=None)
+        backend = NativeBackend(config, device, network)
         backend._mixed = True
         backend.build()
         compile_layers(network.layers(backend._model), "aot_eager")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from training.backends.optimizers import DeviceOptimizer, TracedAdamW, TracedSgd
+from training.backends.optimizers import TracedAdamW, TracedSgd, traced_optimizer
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 
@@ -113,7 +113,7 @@ def test_it_is_torchs_adamw(weight_decay: float) -> None:
 def test_gradients_are_zeroed_in_place() -> None:
     weight = parameter()
     before = weight.grad
-    DeviceOptimizer([("w.weight", weight)], LLAMA).step(0.1)
+    traced_optimizer([("w.weight", weight)], LLAMA).step(0.1)
 
     assert weight.grad is before
     assert before is not None and not before.any()

@@ -13,7 +13,7 @@ from tests.training.llama.conftest import Laptop, write_dataset
 from tests.training.worker_ranks import run_on_ranks
 from training.datasets.manifest import DatasetError
 from training.models.bert.data import IGNORED, random_batches
-from training.models.bert.network import bert_config, initial_weight, meta_model, restore
+from training.models.bert.network import Bert, bert_config
 from training.models.llama.export import ExportError, ExportRequest, export
 from training.storage import StorageAccess
 from training.trainer.runs import RunConfigError
@@ -54,13 +54,7 @@ def test_dropout_depends_on_the_position_and_not_on_what_ran_before(
 def test_the_losses_equal_hugging_faces() -> None:
     shape = PRESETS["bert-tiny"].shape
     assert isinstance(shape, BertShape)
-    model = meta_model(bert_config(shape, dropout=0.0))
-    model.to_empty(device="cpu")
-    restore(model, torch.device("cpu"))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_weight(name, parameter.size(), seed=1))
-    theirs = BertForPreTraining(bert_config(shape, dropout=0.0))
+    model, theirs = (kind(bert_config(shape, dropout=0.0)) for kind in (Bert, BertForPreTraining))
     theirs.load_state_dict(model.state_dict())
     batch = random_batches(vocab_size=4096, seed=1, seq_len=64, max_predictions=10)(range(3))
     labels = torch.full((3, 64), IGNORED)

@@ -34,7 +34,7 @@ def backend_of(laptop: Laptop, *words: str) -> XlaBackend:
     values = parse(["bert-tiny", *laptop.words, *words]).values
     config = TrainConfig.from_values(values, 1)
     device = LoneDevice(DeviceKind.XLA)
-    backend = open_data_parallel(config, device, BertNetwork(config), peak_flops=None)
+    backend = open_data_parallel(config, device, BertNetwork(config))
     assert isinstance(backend, XlaBackend)
     backend.build()
     return backend

@@ -25,7 +25,7 @@ from training.core.device import Device
 from training.core.job import Job
 from training.core.progress import WorkerProgress
 from training.diagnostics.allreduce.allreduce import BelowBar, WrongSum, run
-from training.diagnostics.allreduce.sweep import BARS, compare, rank_pattern, sum_pattern, tile
+from training.diagnostics.allreduce.sweep import BAR, compare, rank_pattern, sum_pattern, tile
 from training.storage.results import ResultFiles
 from trainium_catalogue.contract import run_prefix
 
@@ -181,8 +181,8 @@ def test_low_bandwidth_fails_the_job_only_on_request(
     require: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The published bar is at 1 GiB; the same rule at a test's size.
-    low = replace(BARS[0], num_bytes=4096, busbw_gib_per_s=1e9)
-    monkeypatch.setattr("training.diagnostics.allreduce.sweep.BARS", (low,))
+    low = replace(BAR, num_bytes=4096, busbw_gib_per_s=1e9)
+    monkeypatch.setattr("training.diagnostics.allreduce.sweep.BAR", low)
     device = AllReduceDevice(num_ranks=64, spoil=hand_out_sums_of_64)
     context = replace(
         ALONE,

@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.training.llama.conftest import TINY, Laptop, write_dataset
-from training.launch import main as launch
 from training.models.llama.export import ExportRequest, export
 from training.storage import StorageAccess
 
@@ -95,8 +94,3 @@ def test_a_new_run_without_a_model_is_refused_with_the_available_models(tmp_path
 
     with pytest.raises(ValueError, match=r"pretrain needs --model; known models: llama3.1-8b"):
         laptop.train()
-
-
-def test_the_dry_run_names_the_models_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch(["pretrain", "--dry-run-full"], {}) == 2
-    assert "pretrain needs --model; known models: llama3.1-8b" in capsys.readouterr().err

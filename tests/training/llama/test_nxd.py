@@ -51,9 +51,11 @@ def config_of(*words: str, num_ranks: int = 1) -> TrainConfig:
 def backend_of(config: TrainConfig, **more: Any) -> NxdBackend:
     """Return a single-rank backend whose model is not built yet."""
     device = LoneDevice(DeviceKind.XLA)
-    return NxdBackend(
-        config, device, LlamaNetwork(config), ranks=Ranks.open(), peak_flops=None, **more
-    )
+    return NxdBackend(config, device, LlamaNetwork(config), ranks=Ranks.open(), **more)
+
+
+def nxd_llama(*words: str, num_ranks: int = 1) -> NxdLlama:
+    return LlamaNetwork(config_of(*words, num_ranks=num_ranks)).for_nxd()
 
 
 def call(name: str) -> dict[str, Any]:
@@ -98,7 +100,7 @@ def test_nxd_refuses_ranks_that_would_share_a_head() -> None:
     config = TrainConfig.from_values(parse(words).values, 4)
 
     with pytest.raises(ValueError, match="--tensor-parallel 4 exceeds the 2 key-value heads"):
-        NxdBackend(config, LoneDevice(), LlamaNetwork(config), ranks=Ranks.open(), peak_flops=None)
+        NxdBackend(config, LoneDevice(), LlamaNetwork(config), ranks=Ranks.open())
 
 
 def test_weight_decay_excludes_norms() -> None:
@@ -111,7 +113,7 @@ def test_weight_decay_excludes_norms() -> None:
 
 
 def test_every_module_of_the_plan_is_replaced() -> None:
-    model = NxdLlama(config_of()).model()
+    model = nxd_llama().model()
     kinds = {name: type(module) for name, module in model.named_modules()}
     layer = "model.layers.1"
     for name in ("self_attn.qkv_proj.fused", "mlp.gate_up_proj.fused"):
@@ -128,7 +130,7 @@ def test_every_module_of_the_plan_is_replaced() -> None:
 
 
 def test_projections_stay_separate_on_request() -> None:
-    model = NxdLlama(config_of("--fused-projections=false")).model()
+    model = nxd_llama("--fused-projections=false").model()
 
     columns = [m for m in model.modules() if isinstance(m, fake_nxd.ColumnParallelLinear)]
     assert len(columns) == 5 * len(model.model.layers) + 1
@@ -136,7 +138,7 @@ def test_projections_stay_separate_on_request() -> None:
 
 def _are_divided(*words: str) -> bool:
     """Return whether two ranks that share a model shard the sequences."""
-    network = NxdLlama(config_of("--tensor-parallel=2", *words, num_ranks=4))
+    network = nxd_llama("--tensor-parallel=2", *words, num_ranks=4)
     model = network.model()
     parallel = [m for m in model.modules() if type(m).__module__ == fake_nxd.__name__]
     (divided,) = {module.sequence_parallel for module in parallel}
@@ -160,7 +162,7 @@ def test_divisible_sequences_are_sharded() -> None:
 
 def test_gradients_of_inputs_are_summed_in_the_dtype_of_the_activations() -> None:
     # Any other dtype makes the real NxD drop the sum, see nxd_layers.py.
-    model = NxdLlama(config_of()).model()
+    model = nxd_llama().model()
     columns = [m for m in model.modules() if isinstance(m, fake_nxd.ColumnParallelLinear)]
     assert columns
     assert {module.reduce_dtype for module in columns} == {model.dtype} == {torch.bfloat16}
@@ -185,7 +187,7 @@ def test_a_rank_holds_its_shard_of_the_full_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _set_parallel_ranks(monkeypatch, data=0, tensor=1)
-    builder = NxdLlama(config_of("--tensor-parallel=2", num_ranks=4))
+    builder = nxd_llama("--tensor-parallel=2", num_ranks=4)
     model = builder.model()
     attention = model.model.layers[0].self_attn
     # As left by NxD: this rank's shard, bf16, not yet filled.

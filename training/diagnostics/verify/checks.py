@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,18 +29,19 @@ from training.diagnostics.verify.settings import (
     bert_config_for,
     config_for,
     digits_config_for,
+    family_config_for,
     images,
     sentences,
     tokens,
 )
 from training.models.bert.network import BertNetwork
+from training.models.llama.network import LlamaNetwork
 from training.models.mnist.network import MlpNetwork
 from trainium_catalogue.contract import CACHE_PREFIX
 from trainium_catalogue.parameters.verify import FAMILIES
 from trainium_catalogue.wording import counted
 
 if TYPE_CHECKING:
-    from training.backends.base import Network
     from training.core.config import TrainConfig
     from training.core.contract import NodeContract
     from training.core.device import Device
@@ -235,41 +237,51 @@ class VerifiedModel:
     """A model whose first steps are compared with the reference."""
 
     name: str
+    folder: str
+    """Name of the folder of its checkpoints."""
+    config: Callable[[int, int], TrainConfig]
+    """Builds a configuration from the number of ranks and the tensor-parallel degree."""
+    network: Callable[[TrainConfig], Any]
     batches: Callable[[range], Any]
     reference_of: Callable[[TrainConfig], ReferenceModel]
+    is_replicated: bool = True
+    """True if every rank has the whole model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case(VerifiedModel):
-    """A model that is replicated on every rank."""
-
-    config: Callable[[int], TrainConfig]
-    network: Callable[[TrainConfig], Network]
-
-
-CASES = (
-    Case(
-        name="BERT",
-        config=bert_config_for,
-        network=BertNetwork,
-        batches=sentences,
-        reference_of=reference.bert,
+MODELS = {
+    "data-parallel": (
+        VerifiedModel(
+            name="BERT",
+            folder="bert",
+            config=lambda num_ranks, degree: bert_config_for(num_ranks),
+            network=BertNetwork,
+            batches=sentences,
+            reference_of=reference.bert,
+        ),
+        VerifiedModel(
+            name="digits",
+            folder="digits",
+            config=lambda num_ranks, degree: digits_config_for(num_ranks),
+            network=MlpNetwork,
+            batches=images,
+            reference_of=reference.digits,
+        ),
     ),
-    Case(
-        name="digits",
-        config=digits_config_for,
-        network=MlpNetwork,
-        batches=images,
-        reference_of=reference.digits,
+    # Decoders of families other than Llama.
+    "families": tuple(
+        VerifiedModel(
+            name=name,
+            folder=model,
+            config=partial(family_config_for, model),
+            network=LlamaNetwork,
+            batches=tokens,
+            reference_of=reference.llama,
+            is_replicated=False,
+        )
+        for name, model in FAMILIES.items()
     ),
-)
-
-
-DECODERS = {
-    model: VerifiedModel(name=name, batches=tokens, reference_of=reference.llama)
-    for name, model in FAMILIES.items()
 }
-"""Decoders of families other than Llama, by model."""
+"""The models of the checks that train several."""
 
 
 def check_case(case: VerifiedModel, run: TrialRun, tolerance: Tolerance) -> tuple[bool, str]:
@@ -300,15 +312,6 @@ def check_case(case: VerifiedModel, run: TrialRun, tolerance: Tolerance) -> tupl
         return ok and not compiled, text
 
     return Ranks.open().agree(compare)
-
-
-def outcome_of(check: str, found: list[tuple[bool, str]]) -> CheckResult:
-    """Combine the results of all cases."""
-    return CheckResult(
-        check=check,
-        ok=all(ok for ok, _ in found),
-        detail=" | ".join(text for _, text in found),
-    )
 
 
 def make_golden() -> dict[str, object]:

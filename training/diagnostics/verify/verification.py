@@ -22,7 +22,6 @@ from training.diagnostics.verify.settings import (
     BF16,
     FP32,
     config_for,
-    family_config_for,
     tokens,
 )
 from training.models.llama.network import LlamaNetwork
@@ -35,7 +34,6 @@ from trainium_catalogue.torus import RANKS_OF_A_CHIP
 from trainium_catalogue.wording import counted
 
 if TYPE_CHECKING:
-    from training.backends.base import Backend
     from training.core.config import TrainConfig
     from training.core.contract import NodeContract
     from training.core.job import Job
@@ -65,9 +63,9 @@ class Verification:
         self.checks: dict[str, Callable[[], CheckResult]] = {
             "sums": lambda: checks.sums(job.device, self._ranks),
             **{name: self._llama_check(name) for name in CHECKS_OF_THE_LLAMA},
-            "families": self._families,
+            "families": lambda: self._train_models("families"),
             "attention": lambda: checks.attention(job.device, self._tolerance, self._ranks),
-            "data-parallel": self._data_parallel,
+            "data-parallel": lambda: self._train_models("data-parallel"),
             "cache": lambda: checks.cache(self._storage, context, self._ranks),
         }
         self._impossible = self._find_impossible()
@@ -175,59 +173,46 @@ class Verification:
         def check() -> CheckResult:
             if self._llama is None:
                 config = self._config()
-                self._run = self._open("llama", config, self._decoder(config), tokens)
+                self._run = self._open("llama", config, LlamaNetwork(config), tokens)
                 self._llama = LlamaChecks(self._run, self._tolerance, Ranks.open())
             result: CheckResult = getattr(self._llama, name)()
             return result
 
         return check
 
-    def _decoder(self, config: TrainConfig) -> Backend:
-        job = self._job
-        return open_model_parallel(
-            config,
-            job.device,
-            LlamaNetwork(config),
-            peak_flops=None,
-            report=job.progress.report,
+    def _train_models(self, check: str) -> CheckResult:
+        """Compare a few steps of several models on the same number of ranks."""
+        results = []
+        for case in checks.MODELS[check]:
+            config = case.config(self._job.device.num_ranks, self._degree)
+            run = self._open(
+                case.folder, config, case.network(config), case.batches, case.is_replicated
+            )
+            results.append(checks.check_case(case, run, self._tolerance))
+        return CheckResult(
+            check=check,
+            ok=all(ok for ok, _ in results),
+            detail=" | ".join(text for _, text in results),
         )
 
-    def _families(self) -> CheckResult:
-        """Check features of other decoders that Llama lacks, on the same number of ranks."""
-        degree, results = self._degree, []
-        for model, case in checks.DECODERS.items():
-            config = family_config_for(model, self._job.device.num_ranks, degree)
-            run = self._open(model, config, self._decoder(config), case.batches)
-            results.append(checks.check_case(case, run, self._tolerance))
-        return checks.outcome_of("families", results)
-
-    def _data_parallel(self) -> CheckResult:
-        """Check the backend for BERT and MNIST with both optimizers."""
-        job, results = self._job, []
-        for case in checks.CASES:
-            config = case.config(job.device.num_ranks)
-            backend = open_data_parallel(
-                config,
-                job.device,
-                case.network(config),
-                peak_flops=None,
-                report=job.progress.report,
-            )
-            run = self._open(case.name.lower(), config, backend, case.batches)
-            results.append(checks.check_case(case, run, self._tolerance))
-        return checks.outcome_of("data-parallel", results)
-
     def _open(
-        self, name: str, config: TrainConfig, backend: Backend, batches: Callable[[range], Any]
+        self,
+        folder: str,
+        config: TrainConfig,
+        network: Any,
+        batches: Callable[[range], Any],
+        is_replicated: bool = False,
     ) -> TrialRun:
+        open_backend: Any = open_data_parallel if is_replicated else open_model_parallel
+        report = self._job.progress.report
         return TrialRun(
             config,
-            backend,
+            open_backend(config, self._job.device, network, report=report),
             batches,
-            self._storage.at(f"{run_prefix(self._job.context.run, 'checkpoints')}{name}"),
+            self._storage.at(f"{run_prefix(self._job.context.run, 'checkpoints')}{folder}"),
             count_graphs=self._count_graphs,
             log=self._log,
-            report=self._job.progress.report,
+            report=report,
         )
 
     @property

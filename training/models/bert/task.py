@@ -64,13 +64,9 @@ class BertTask(Task):
         """Read the parameters."""
         return TrainConfig.from_values(values, num_ranks)
 
-    def backend(
-        self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
-    ) -> Backend:
+    def backend(self, config: TrainConfig, device: Device, *, report: Report) -> Backend:
         """Open a data-parallel backend."""
-        return open_data_parallel(
-            config, device, BertNetwork(config), peak_flops=peak_flops, report=report
-        )
+        return open_data_parallel(config, device, BertNetwork(config), report=report)
 
     def batches(
         self, config: TrainConfig, dataset: Dataset, backend: Any

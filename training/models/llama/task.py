@@ -89,17 +89,10 @@ class LlamaTask(Task):
         """Read the parameters."""
         return TrainConfig.from_values(values, num_ranks)
 
-    def backend(
-        self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
-    ) -> ModelParallel:
+    def backend(self, config: TrainConfig, device: Device, *, report: Report) -> ModelParallel:
         """Open a backend with tensor parallelism."""
-        return open_model_parallel(
-            config,
-            device,
-            LlamaNetwork(config, self._pretrained),
-            peak_flops=peak_flops,
-            report=report,
-        )
+        network = LlamaNetwork(config, self._pretrained)
+        return open_model_parallel(config, device, network, report=report)
 
     def batches(
         self, config: TrainConfig, dataset: Dataset, backend: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from training.core.ranks import Ranks
 from training.diagnostics.verify import checks
 from training.diagnostics.verify.checks import LlamaChecks
 from training.diagnostics.verify.run import TrialRun
-from training.diagnostics.verify.settings import Tolerance, config_for, family_config_for, tokens
+from training.diagnostics.verify.settings import Tolerance, config_for, tokens
 from training.models.bert.network import BertNetwork
 from training.models.llama import network, parallel
 from training.models.llama.network import LlamaNetwork
@@ -40,40 +41,23 @@ def llama(
 ) -> LlamaChecks:
     """On all ranks: create the checks of an untrained Llama."""
     config = config_for(device.num_ranks, tensor_parallel)
-    backend = open_model_parallel(config, device, LlamaNetwork(config), peak_flops=None)
+    backend = open_model_parallel(config, device, LlamaNetwork(config))
     run = TrialRun(config, backend, tokens, objects, count_graphs=count_graphs)
     return LlamaChecks(run, tolerance, Ranks.open())
 
 
-def whole_models(
-    objects: Objects, device: Any, tolerance: Tolerance
+def models(
+    objects: Objects, device: Any, tolerance: Tolerance, *names: str, tensor_parallel: int = 0
 ) -> dict[str, tuple[bool, str]]:
-    """On all ranks: return the outcomes of models without tensor parallelism, by name."""
+    """On all ranks: return the outcomes of the named models, by name."""
     found = {}
-    for case in checks.CASES:
-        config = case.config(device.num_ranks)
-        backend = open_data_parallel(config, device, case.network(config), peak_flops=None)
-        run = TrialRun(config, backend, case.batches, objects.at(case.name))
-        found[case.name] = checks.check_case(case, run, tolerance)
-    return found
-
-
-def families(
-    objects: Objects,
-    device: Any,
-    tolerance: Tolerance,
-    *names: str,
-    tensor_parallel: int = 0,
-) -> dict[str, tuple[bool, str]]:
-    """On all ranks: return the outcomes of other decoder families, all or named, by name."""
-    found = {}
-    for model, case in checks.DECODERS.items():
-        if names and case.name not in names:
-            continue
-        config = family_config_for(model, device.num_ranks, tensor_parallel)
-        backend = open_model_parallel(config, device, LlamaNetwork(config), peak_flops=None)
-        run = TrialRun(config, backend, case.batches, objects.at(model))
-        found[case.name] = checks.check_case(case, run, tolerance)
+    for case in itertools.chain(*checks.MODELS.values()):
+        if case.name in names:
+            config = case.config(device.num_ranks, tensor_parallel)
+            open_backend: Any = open_data_parallel if case.is_replicated else open_model_parallel
+            backend = open_backend(config, device, case.network(config))
+            run = TrialRun(config, backend, case.batches, objects.at(case.name))
+            found[case.name] = checks.check_case(case, run, tolerance)
     return found
 
 
@@ -241,7 +225,8 @@ def resume_from_initial_weights(patch: Patch) -> None:
 
     def reset(backend: NativeBackend) -> None:
         for name, weight in backend._model.named_parameters():
-            weight.copy_(backend._network.initial_weight(name, weight.size()))
+            part = WeightPart.entire(name, weight.size())
+            weight.copy_(backend._network.initial_part(part))
 
     _after_load(patch, reset)
 

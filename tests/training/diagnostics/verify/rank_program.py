@@ -43,11 +43,11 @@ def main(root: Path) -> Found:
 
     def qwen3(name: str, tolerance: Tolerance) -> tuple[bool, str]:
         objects = LocalObjects(root / f"families {name}")
-        return making.families(objects, device, tolerance, "Qwen3", tensor_parallel=2)["Qwen3"]
+        return making.models(objects, device, tolerance, "Qwen3", tensor_parallel=2)["Qwen3"]
 
     found = {
         "gradients": llama("healthy", FP32),
-        **making.whole_models(LocalObjects(root / "whole"), device, FP32),
+        **making.models(LocalObjects(root / "whole"), device, FP32, "BERT", "digits"),
         "Qwen3": qwen3("healthy", FP32),
     }
     for model, check, defects in (("llama", llama, LLAMA), ("Qwen3", qwen3, FAMILIES)):

@@ -63,7 +63,7 @@ def test_a_run_that_does_not_resume_is_detected_at_the_devices_tolerance(
 
 def test_visible_padding_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     making.see_padding(monkeypatch)
-    found = making.whole_models(LocalObjects(tmp_path), LoneDevice(), BF16)
+    found = making.models(LocalObjects(tmp_path), LoneDevice(), BF16, "BERT", "digits")
 
     assert [ok for ok, _ in found.values()] == [False, True]
 

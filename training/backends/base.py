@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -63,6 +63,7 @@ class Network(Protocol):
         """Compute the mean loss of a micro-batch on the model's device."""
 
 
+@runtime_checkable
 class SequenceNetwork(Network, Protocol):
     """A model that several ranks can share, whose loss is a mean over sequences."""
 

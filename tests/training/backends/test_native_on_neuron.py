@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.support.pretend_neuron import pretend_neuron
 from tests.training import ranks
 from tests.training.backends.neuron_program import TINY
-from training.backends import heartbeat
 from training.backends.base import trainable_parameters
-from training.backends.heartbeat import DeviceHeartbeat
 from training.backends.native import NativeBackend, compile_layers
 from training.core.arguments import parse
 from training.core.config import TrainConfig
@@ -118,7 +115,7 @@ def test_gradients_equal_one_processes_however_work_is_split(found: Any) -> None
     for cases in found:
         for name, ways in cases.items():
             if name.endswith("gradients"):
-                far = {way: max(found["far"].values()) for way, found in ways.items()}
+                far = {way: found["far"] for way, found in ways.items()}
                 assert max(far.values()) < 2e-5, far
 
 
@@ -155,27 +152,6 @@ def test_a_release_that_lists_no_fallback_operators_is_remarked_on(found: Any) -
         pytest.skip("shown by one rank")
     (remark,) = found[0]["fallback"]["remarks"]
     assert "has no get_fallback_ops: operators that it runs on the CPU are not reported" in remark
-
-
-def test_the_first_two_steps_and_first_evaluations_report_while_compiling(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Otherwise the launcher would take a compilation of ten minutes for a hang."""
-    monkeypatch.setattr("training.core.heartbeat._HEARTBEAT_S", 0.01)
-    reports: list[str] = []
-    beats = DeviceHeartbeat(reports.append, is_compiling=lambda: False)
-
-    def reported(**kind: bool) -> bool:
-        reports.clear()
-        with beats.waiting(**kind):
-            time.sleep(0.2)
-        return bool(reports)
-
-    for _ in range(heartbeat._UNTIL_STEADY):
-        assert reported()
-        beats.step_made()
-    assert not reported()
-    assert reported(is_first=True)
 
 
 def test_layers_compile_at_a_high_degree_though_their_attention_counts_as_random(

@@ -137,19 +137,16 @@ def test_an_export_of_a_bert_is_refused(laptop: Laptop, whole: list[float]) -> N
 # --- two ranks, one shard ------------------------------------------------------------------------
 
 
-def test_two_ranks_with_one_shard_resume_with_the_losses_of_one_rank(
+def test_two_ranks_with_one_shard_have_the_losses_of_one_rank(
     laptop: Laptop, tmp_path: Path
 ) -> None:
     two = Laptop(tmp_path / "build", workload="bert-tiny", words=TINY)
     for one in (two, laptop):
         write_shards(one.objects.at("datasets/shards-1"), tmp_path, 70)
     words = [word for word in TINY if not word.startswith("--dataset")]
-    words += ["--dataset=shards-1", f"--max-steps={STEPS}"]
-    jobs = [(*words, f"--steps-this-run={steps}") for steps in (5, STEPS)]
-    output, _ = run_on_ranks(tmp_path, "bert-tiny", *jobs, run="two", num_ranks=2)
-    laptop.train("--dataset=shards-1", f"--max-steps={STEPS}", run="one")
+    words += ["--dataset=shards-1", "--max-steps=5"]
+    output, _ = run_on_ranks(tmp_path, "bert-tiny", words, run="two", num_ranks=2)
+    laptop.train("--dataset=shards-1", "--max-steps=5", run="one")
 
     assert "data parallel 2" in output
-    (resume,) = two.lines("two", "resume")
-    assert resume["step"] == 5
     assert two.losses("two") == pytest.approx(laptop.losses("one"), abs=1e-4)

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.training.llama.conftest import LoneDevice
-from training.backends import open_model_parallel
+from training.backends import open_backend
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.models.llama.data import random_batches
@@ -239,7 +239,7 @@ def test_loss_and_gradients_are_transformers_own(name: str, tied: bool) -> None:
     shape = replace(shape_of(name), vocab_size=64, tie_word_embeddings=tied)
     config = replace(config, plan=replace(config.plan, shape=shape), max_grad_norm=0.0)
     tokens = random_batches(vocab_size=64, seed=1, seq_len=config.plan.seq_len)(range(2))
-    backend: Any = open_model_parallel(
+    backend: Any = open_backend(
         config,
         LoneDevice(),
         LlamaNetwork(config),

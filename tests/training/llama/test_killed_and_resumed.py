@@ -290,8 +290,8 @@ def test_a_killed_run_has_exactly_the_losses_of_an_uninterrupted_one(
     check_report(run)
 
 
-# test_checkpoint_ranks.py loads checkpoints on other ranks, test_shared_heads.py trains on four, and
-# test_storage_faults.py injects S3's faults.
+# test_checkpoint_ranks.py loads checkpoints on other ranks, test_shared_heads.py trains on four,
+# and test_storage_faults.py injects S3's faults.
 @pytest.mark.full
 def test_a_run_resumes_on_other_ranks_without_loss(
     make_run: Callable[..., Run],

@@ -26,7 +26,7 @@ from training.models.llama.lora import initial_adapter, is_adapter
 from training.models.llama.network import LlamaNetwork
 from training.storage import StorageAccess
 from training.trainer.runs import RunConfigError
-from trainium_catalogue.parameters.lora import TARGETS
+from trainium_catalogue.parameters.lora import TARGETS, Lora
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -201,6 +201,11 @@ def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model.eval()(input_ids=torch.arange(16)[None]).logits
     return found
+
+
+def test_targets_have_one_order() -> None:
+    lora = Lora.of(values_of("--lora-rank=4", "--lora-targets=v_proj,q_proj"))
+    assert lora is not None and lora.targets == ("q_proj", "v_proj")
 
 
 @pytest.fixture(scope="module")

@@ -135,13 +135,6 @@ def test_the_results_have_the_names_of_the_reference(laptop: Laptop, whole: list
     assert named["Final loss"]["MeasuredValue"] == round(whole[-1], 4)
 
 
-def test_a_finished_run_exits_at_once(laptop: Laptop, whole: list[float]) -> None:
-    laptop.train(run="whole", tiny=False)
-
-    assert laptop.losses("whole") == whole
-    assert laptop.status("whole")["state"] == "finished"
-
-
 def test_a_run_past_its_requested_steps_is_complete(laptop: Laptop) -> None:
     laptop.train("--max-steps=3", run="fewer")
     laptop.train("--max-steps=2", run="fewer")

@@ -42,6 +42,7 @@ from trainium_catalogue.parameters.verify import FAMILIES
 from trainium_catalogue.wording import counted
 
 if TYPE_CHECKING:
+    from training.backends.base import Network
     from training.core.config import TrainConfig
     from training.core.contract import NodeContract
     from training.core.device import Device
@@ -241,11 +242,9 @@ class VerifiedModel:
     """Name of the folder of its checkpoints."""
     config: Callable[[int, int], TrainConfig]
     """Builds a configuration from the number of ranks and the tensor-parallel degree."""
-    network: Callable[[TrainConfig], Any]
+    network: Callable[[TrainConfig], Network]
     batches: Callable[[range], Any]
     reference_of: Callable[[TrainConfig], ReferenceModel]
-    is_replicated: bool = True
-    """True if every rank has the whole model."""
 
 
 MODELS = {
@@ -276,7 +275,6 @@ MODELS = {
             network=LlamaNetwork,
             batches=tokens,
             reference_of=reference.llama,
-            is_replicated=False,
         )
         for name, model in FAMILIES.items()
     ),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from training.backends import open_data_parallel, open_model_parallel
+from training.backends import open_backend
 from training.core.contract import DeviceKind
 from training.core.failures import describe
 from training.core.ranks import Ranks
@@ -34,6 +34,7 @@ from trainium_catalogue.torus import RANKS_OF_A_CHIP
 from trainium_catalogue.wording import counted
 
 if TYPE_CHECKING:
+    from training.backends.base import Network
     from training.core.config import TrainConfig
     from training.core.contract import NodeContract
     from training.core.job import Job
@@ -185,9 +186,7 @@ class Verification:
         results = []
         for case in checks.MODELS[check]:
             config = case.config(self._job.device.num_ranks, self._degree)
-            run = self._open(
-                case.folder, config, case.network(config), case.batches, case.is_replicated
-            )
+            run = self._open(case.folder, config, case.network(config), case.batches)
             results.append(checks.check_case(case, run, self._tolerance))
         return CheckResult(
             check=check,
@@ -196,14 +195,8 @@ class Verification:
         )
 
     def _open(
-        self,
-        folder: str,
-        config: TrainConfig,
-        network: Any,
-        batches: Callable[[range], Any],
-        is_replicated: bool = False,
+        self, folder: str, config: TrainConfig, network: Network, batches: Callable[[range], Any]
     ) -> TrialRun:
-        open_backend: Any = open_data_parallel if is_replicated else open_model_parallel
         report = self._job.progress.report
         return TrialRun(
             config,

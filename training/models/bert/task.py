@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from training.backends import open_data_parallel
+from training.backends import open_backend
 from training.core.config import TrainConfig
 from training.datasets.manifest import DatasetError, DatasetManifest
 from training.datasets.prepared.bert_shards import KIND
@@ -66,7 +66,7 @@ class BertTask(Task):
 
     def backend(self, config: TrainConfig, device: Device, *, report: Report) -> Backend:
         """Open a data-parallel backend."""
-        return open_data_parallel(config, device, BertNetwork(config), report=report)
+        return open_backend(config, device, BertNetwork(config), report=report)
 
     def batches(
         self, config: TrainConfig, dataset: Dataset, backend: Any

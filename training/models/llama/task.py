@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from training.backends import open_model_parallel
+from training.backends import open_backend
 from training.core.config import TrainConfig
 from training.datasets.samples.packed import open_dataset
 from training.models.llama.data import packed_batches, random_batches
@@ -18,7 +18,7 @@ from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import TrainingPlan
 
 if TYPE_CHECKING:
-    from training.backends.base import ModelParallel
+    from training.backends.base import Backend
     from training.core.device import Device
     from training.core.job import Job
     from training.core.ranks import Ranks
@@ -89,10 +89,10 @@ class LlamaTask(Task):
         """Read the parameters."""
         return TrainConfig.from_values(values, num_ranks)
 
-    def backend(self, config: TrainConfig, device: Device, *, report: Report) -> ModelParallel:
+    def backend(self, config: TrainConfig, device: Device, *, report: Report) -> Backend:
         """Open a backend with tensor parallelism."""
         network = LlamaNetwork(config, self._pretrained)
-        return open_model_parallel(config, device, network, report=report)
+        return open_backend(config, device, network, report=report)
 
     def batches(
         self, config: TrainConfig, dataset: Dataset, backend: Any

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from training.backends import open_data_parallel
+from training.backends import open_backend
 from training.core.config import Optimizer, TrainConfig
 from training.datasets.manifest import DatasetManifest
 from training.datasets.prepared.images import (
@@ -125,7 +125,7 @@ class MnistTask(Task):
 
     def backend(self, config: TrainConfig, device: Device, *, report: Report) -> Backend:
         """Open a data-parallel backend."""
-        return open_data_parallel(config, device, MlpNetwork(config), report=report)
+        return open_backend(config, device, MlpNetwork(config), report=report)
 
     def batches(
         self, config: TrainConfig, dataset: Dataset, backend: Any

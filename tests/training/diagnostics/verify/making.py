@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import PrepareModuleInput
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from training.backends import native, open_data_parallel, open_model_parallel
+from training.backends import native, open_backend
 from training.backends.base import WeightPart
 from training.backends.native import NativeBackend
 from training.backends.optimizers import clip as clip_right
@@ -41,7 +41,7 @@ def llama(
 ) -> LlamaChecks:
     """On all ranks: create the checks of an untrained Llama."""
     config = config_for(device.num_ranks, tensor_parallel)
-    backend = open_model_parallel(config, device, LlamaNetwork(config))
+    backend = open_backend(config, device, LlamaNetwork(config))
     run = TrialRun(config, backend, tokens, objects, count_graphs=count_graphs)
     return LlamaChecks(run, tolerance, Ranks.open())
 
@@ -54,7 +54,6 @@ def models(
     for case in itertools.chain(*checks.MODELS.values()):
         if case.name in names:
             config = case.config(device.num_ranks, tensor_parallel)
-            open_backend: Any = open_data_parallel if case.is_replicated else open_model_parallel
             backend = open_backend(config, device, case.network(config))
             run = TrialRun(config, backend, case.batches, objects.at(case.name))
             found[case.name] = checks.check_case(case, run, tolerance)
@@ -105,11 +104,6 @@ def sum_over_data_ranks(patch: Patch) -> None:
     patch.setattr(native, "clip", summing)
 
 
-def take_one_ranks_data(patch: Patch) -> None:
-    """Use the gradients of one data-parallel rank only."""
-    patch.setattr(NativeBackend, "data_rank", property(lambda _: 0, lambda *_: None), raising=False)
-
-
 def clip_by_local_norm(patch: Patch) -> None:
     """Clip on each rank by its local norm."""
 
@@ -146,12 +140,6 @@ def swap_ranks_of_a_model(patch: Patch) -> None:
 def keep_gradients_of_qk_norms(patch: Patch) -> None:
     """Treat the gradient of a rank's heads as that of the shared norm."""
     patch.setattr(parallel, "share_head_norms", lambda model, sum_over_ranks: None)
-
-
-def untie(patch: Patch) -> None:
-    """Untie both ends of the model once they are sharded."""
-    patch.setattr(parallel, "tie", lambda model: None)
-    patch.setattr(network, "tie", lambda model: None)
 
 
 def forget_positions(patch: Patch) -> None:

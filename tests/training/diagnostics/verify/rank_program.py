@@ -18,13 +18,11 @@ from training.storage import LocalObjects
 LLAMA = {
     "lost sum": making.lose_sum_of_input_gradients,
     "sum, not mean": making.sum_over_data_ranks,
-    "one rank's data": making.take_one_ranks_data,
     "local norm": making.clip_by_local_norm,
     "ranks swapped": making.swap_ranks_of_a_model,
 }
 FAMILIES = {
     "local gradients": making.keep_gradients_of_qk_norms,
-    "untied": making.untie,
 }
 
 

@@ -11,7 +11,6 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -19,15 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.training.checkpoint.documents import assert_valid
 from tests.training.llama.conftest import write_dataset
 from training.backends.native import NativeBackend
-from training.core.config import TrainConfig
 from training.core.job import StopRequested, StopSwitch
 from training.datasets.manifest import DatasetError
-from training.models.llama.huggingface import (
-    decoder_config,
-    initial_weight,
-    meta_model,
-    restore_buffers,
-)
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -95,27 +87,6 @@ def test_training_is_bitwise_identical(laptop: Laptop, evaluated: list[dict[str,
     assert laptop.losses("evaluated") == laptop.losses("unevaluated")
     assert laptop.lines("unevaluated", "evaluation") == []
     assert laptop.status("unevaluated")["val_loss"] is None
-
-
-def test_it_is_the_mean_that_the_models_own_authors_compute(laptop: Laptop) -> None:
-    laptop.train(SPLIT, "--max-steps=1", "--eval-every=1", "--lr=0", "--seed=5", run="untrained")
-    config = TrainConfig.from_values(
-        json.loads(laptop.file("run.json", "untrained").read_text())["values"], 1
-    )
-    model = meta_model(decoder_config(config.shape, seq_len=SEQ_LEN, attention="eager"))
-    model.to_empty(device="cpu")
-    restore_buffers(model, torch.device("cpu"))
-    for name, parameter in model.named_parameters():
-        parameter.data.copy_(initial_weight(name, parameter.size(), seed=5))
-    ids = np.fromfile(laptop.folder / "datasets/split/validation-00000.bin", "<u2").astype(np.int64)
-    rows = [ids[i * SEQ_LEN : (i + 1) * SEQ_LEN + 1] for i in range(SEQUENCES)]
-    whole = torch.from_numpy(np.stack(rows))
-
-    with torch.no_grad():
-        expected = model(input_ids=whole, labels=whole).loss.item()
-
-    (line,) = laptop.lines("untrained", "evaluation")
-    assert line["val_loss"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_an_evaluation_subset_is_the_same_for_every_run(laptop: Laptop) -> None:

@@ -90,17 +90,14 @@ def theirs(laptop: Laptop, run: str, model: Any) -> tuple[list[float], list[floa
     return losses, norms
 
 
-@pytest.mark.parametrize("targets", [TARGETS, ("q_proj", "v_proj")])
-def test_five_steps_are_those_of_a_plain_loop_over_peft(
-    based: Laptop, targets: tuple[str, ...]
-) -> None:
-    run = f"as-peft-{len(targets)}"
-    words = (*WORDS, f"--lora-targets={','.join(targets)}", f"--max-steps={STEPS}")
-    based.train(*words, run=run)
+def test_five_steps_are_those_of_a_plain_loop_over_peft(based: Laptop) -> None:
+    """With some targets; the export is compared with all."""
+    words = (*WORDS, "--lora-targets=q_proj,v_proj", f"--max-steps={STEPS}")
+    based.train(*words, run="as-peft")
 
-    losses, norms = theirs(based, run, peft_model(targets))
-    assert based.losses(run) == pytest.approx(losses, abs=1e-5)
-    ours = [line["grad_norm"] for line in based.lines(run, "step")]
+    losses, norms = theirs(based, "as-peft", peft_model(("q_proj", "v_proj")))
+    assert based.losses("as-peft") == pytest.approx(losses, abs=1e-5)
+    ours = [line["grad_norm"] for line in based.lines("as-peft", "step")]
     assert ours == pytest.approx(norms, rel=1e-4)
     assert losses[-1] < losses[0]
 

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ TINY = (
     *("--seq-len=16", "--global-batch=8", "--micro-batch=2", "--warmup-steps=2", "--lr=0.01"),
 )
 STEPS, SAVED = 5, 3
+Step = tuple[torch.Tensor, torch.Tensor]
+"""A loss and a norm, on the device."""
 WAYS = {
     "divided": ("llama-tiny",),
     "whole": ("llama-tiny", "--sequence-parallel=false"),
@@ -86,7 +89,7 @@ class TinyRun:
             loss = backend.forward_backward(tokens, is_last=micro == count - 1)
         return loss
 
-    def step(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, number: int) -> Step:
         """Run one step as the loop does, without reading its numbers."""
         loss = self.micro_batches(number)
         return loss, self.backend.clip_and_step(self.config.learning_rate_at(number))
@@ -101,7 +104,7 @@ class TinyRun:
             if (grad := parameter.grad) is not None
         }
 
-    def read(self, steps: list[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
+    def read(self, steps: list[Step]) -> list[float]:
         """Return losses and norms of steps."""
         return [
             number
@@ -142,30 +145,38 @@ def distances(degree: str, *words: str) -> dict[str, Any]:
     return {"far": far, "graphs": COUNTS.graphs, "unwaited": unwaited}
 
 
-def trained(config: TrainConfig, folder: Path) -> dict[str, Any]:
-    """Train in a process that has compiled nothing yet, and resume from an asynchronous save.
-
-    Numbers are read after the last step only, as in steps that are not logged.
-    """
+def counted_steps(config: TrainConfig) -> Iterator[tuple[TinyRun, Step, dict[str, int]]]:
+    """Yield each step with its device operators, in a process that has compiled nothing yet."""
     from trainium_emulators.neuron_device.counts import COUNTS
 
     torch._dynamo.reset()
     COUNTS.signatures.clear()
-    objects = open_objects(str(folder), region=None, endpoint_url=None)
-    checkpoints = Checkpoints(objects, Ranks.open(), keep_last=2, keep_every=0)
-    first, steps, counts = TinyRun(DeviceKind.TORCH_NEURON, config), [], []
+    run = TinyRun(DeviceKind.TORCH_NEURON, config)
     for number in range(1, STEPS + 1):
         COUNTS.reset()
-        steps.append(first.step(number))
-        counts.append(
-            {
-                "new_signatures": COUNTS.new_signatures.total(),
-                "host_syncs": COUNTS.host_syncs.total(),
-                "graphs": len(COUNTS.graphs),
-                "graph_breaks": COUNTS.graph_breaks.total(),
-            }
-        )
-        if number == SAVED:
+        made = run.step(number)
+        counts = {
+            "operations": COUNTS.operations.total(),
+            "new_signatures": COUNTS.new_signatures.total(),
+            "host_syncs": COUNTS.host_syncs.total(),
+            "graphs": len(COUNTS.graphs),
+            "graph_breaks": COUNTS.graph_breaks.total(),
+        }
+        yield run, made, counts
+
+
+def trained(config: TrainConfig, folder: Path) -> dict[str, Any]:
+    """Train, and resume from a checkpoint that was written during training.
+
+    Numbers are read after the last step only, as in steps that are not logged.
+    """
+    objects = open_objects(str(folder), region=None, endpoint_url=None)
+    checkpoints = Checkpoints(objects, Ranks.open(), keep_last=2, keep_every=0)
+    steps, counts = [], []
+    for first, made, count in counted_steps(config):
+        steps.append(made)
+        counts.append(count)
+        if len(steps) == SAVED:
             first.backend.save(checkpoints, SAVED, {}, asynchronous=True)
     checkpoints.wait()
     second, info = TinyRun(DeviceKind.TORCH_NEURON, config), checkpoints.latest()

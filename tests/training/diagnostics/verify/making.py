@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers.models.llama.modeling_llama as hugging_face
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import PrepareModuleInput
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -24,7 +23,7 @@ from training.diagnostics.verify.checks import LlamaChecks
 from training.diagnostics.verify.run import TrialRun
 from training.diagnostics.verify.settings import Tolerance, config_for, tokens
 from training.models.bert.network import BertNetwork
-from training.models.llama import network, parallel
+from training.models.llama import parallel
 from training.models.llama.network import LlamaNetwork
 from training.storage import Objects
 
@@ -155,19 +154,6 @@ def forget_positions(patch: Patch) -> None:
     patch.setattr(LlamaNetwork, "restore", unturned)
 
 
-def look_ahead(patch: Patch) -> None:
-    """Remove attention's causal mask."""
-    patch.setattr(network, "CAUSAL", "eager")
-    loss = LlamaNetwork.loss
-
-    def unmasked(self: LlamaNetwork, model: Any, batch: torch.Tensor) -> torch.Tensor:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(hugging_face, "create_causal_mask", lambda **given: None)
-            return loss(self, model, batch)
-
-    patch.setattr(LlamaNetwork, "loss", unmasked)
-
-
 def decay_norms(patch: Patch) -> None:
     """Apply weight decay to every parameter."""
     patch.setattr("training.backends.optimizers.is_decayed", lambda name: True)
@@ -206,17 +192,6 @@ def resume_without_moments(patch: Patch) -> None:
                 moment.zero_()
 
     _after_load(patch, forget)
-
-
-def resume_from_initial_weights(patch: Patch) -> None:
-    """Slice master weights from the model as built."""
-
-    def reset(backend: NativeBackend) -> None:
-        for name, weight in backend._model.named_parameters():
-            part = WeightPart.entire(name, weight.size())
-            weight.copy_(backend._network.initial_part(part))
-
-    _after_load(patch, reset)
 
 
 def resume_from_bf16_weights(patch: Patch) -> None:

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from training.backends import open_backend
@@ -15,7 +16,7 @@ from training.core.ranks import Ranks
 from training.diagnostics.probes import PROBES, ProbedNode, VerifyResult
 from training.diagnostics.probes.node import merged, record, run_probes, waiting
 from training.diagnostics.verify import checks
-from training.diagnostics.verify.checks import CheckResult, LlamaChecks
+from training.diagnostics.verify.checks import LlamaChecks
 from training.diagnostics.verify.reference import Step
 from training.diagnostics.verify.run import TrialRun, num_compiled_graphs
 from training.diagnostics.verify.settings import (
@@ -61,7 +62,7 @@ class Verification:
             region=context.region,
             endpoint_url=context.endpoint_url,
         )
-        self.checks: dict[str, Callable[[], CheckResult]] = {
+        self.checks: dict[str, Callable[[], VerifyResult]] = {
             "sums": lambda: checks.sums(job.device, self._ranks),
             **{name: self._llama_check(name) for name in CHECKS_OF_THE_LLAMA},
             "families": lambda: self._train_models("families"),
@@ -81,29 +82,24 @@ class Verification:
                 self._log(f"{name:<13} skipped: {reason}")
         # First, so that findings reach the bucket even if a check crashes. More follow below.
         findings = self._probe(list(PROBES.by_id))
-        outcomes = []
         for name in chosen:
             self._job.progress.report(f"verifying: {name}")
             begin = time.monotonic()
             try:
-                outcome = self.checks[name]()
+                result = self.checks[name]()
             except Exception as error:
                 # End the job, because other ranks may be waiting for this one.
                 raise VerificationFailed(f"check {name} crashed: {describe(error)}") from error
-            self._log(f"{name:<13} {'passed' if outcome.ok else 'FAILED'}: {outcome.detail}")
-            outcomes.append(outcome)
-            self._results[name] = VerifyResult(
-                ok=outcome.ok, detail=outcome.detail, seconds=time.monotonic() - begin
-            )
+            self._log(f"{name:<13} {'passed' if result.ok else 'FAILED'}: {result.detail}")
+            self._results[name] = replace(result, seconds=time.monotonic() - begin)
         self._probe(waiting(findings), findings)
         if self._is_rank_zero:
-            self._write(outcomes)
+            self._write()
         # Wait for the results to be written: the first rank to fail ends the job.
         self._ranks.gather(None)
-        if failed := [outcome for outcome in outcomes if not outcome.ok]:
-            raise VerificationFailed(
-                "; ".join(f"{outcome.check}: {outcome.detail}" for outcome in failed)
-            )
+        failed = [f"{name}: {each.detail}" for name, each in self._results.items() if not each.ok]
+        if failed:
+            raise VerificationFailed("; ".join(failed))
 
     def _probe(self, names: Sequence[str], before: Sequence[Finding] = ()) -> list[Finding]:
         """Run probes on the first worker of every node, and store all findings in the bucket."""
@@ -170,28 +166,26 @@ class Verification:
     def _count_graphs(self) -> int | None:
         return num_compiled_graphs(self._job.device.kind)
 
-    def _llama_check(self, name: str) -> Callable[[], CheckResult]:
-        def check() -> CheckResult:
+    def _llama_check(self, name: str) -> Callable[[], VerifyResult]:
+        def check() -> VerifyResult:
             if self._llama is None:
                 config = self._config()
                 self._run = self._open("llama", config, LlamaNetwork(config), tokens)
                 self._llama = LlamaChecks(self._run, self._tolerance, Ranks.open())
-            result: CheckResult = getattr(self._llama, name)()
+            result: VerifyResult = getattr(self._llama, name)()
             return result
 
         return check
 
-    def _train_models(self, check: str) -> CheckResult:
+    def _train_models(self, check: str) -> VerifyResult:
         """Compare a few steps of several models on the same number of ranks."""
         results = []
         for case in checks.MODELS[check]:
             config = case.config(self._job.device.num_ranks, self._degree)
             run = self._open(case.folder, config, case.network(config), case.batches)
             results.append(checks.check_case(case, run, self._tolerance))
-        return CheckResult(
-            check=check,
-            ok=all(ok for ok, _ in results),
-            detail=" | ".join(text for _, text in results),
+        return VerifyResult(
+            ok=all(ok for ok, _ in results), detail=" | ".join(text for _, text in results)
         )
 
     def _open(
@@ -212,19 +206,21 @@ class Verification:
     def _is_rank_zero(self) -> bool:
         return self._job.device.rank == 0
 
-    def _write(self, outcomes: Sequence[CheckResult]) -> None:
+    def _write(self) -> None:
         context = self._job.context
         steps: list[Step] = self._run.steps if self._run else []
         document = {
             "run": context.run,
             "workload": "verify",
-            "status": "passed" if all(outcome.ok for outcome in outcomes) else "failed",
+            "status": "passed" if all(each.ok for each in self._results.values()) else "failed",
             "device": context.device,
             "instance_type": context.instance_type,
             "neuron_release": context.neuron_release,
             "num_ranks": self._job.device.num_ranks,
             "tensor_parallel": self._run.config.plan.tensor_parallel if self._run else None,
-            "checks": {o.check: {"ok": o.ok, "detail": o.detail} for o in outcomes},
+            "checks": {
+                name: {"ok": each.ok, "detail": each.detail} for name, each in self._results.items()
+            },
             "steps": [{"loss": loss, "grad_norm": norm} for loss, norm in steps],
         }
         for place in self._job.store.finish(document):

@@ -13,6 +13,7 @@ from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import LoneDevice
 from training.core.contract import DeviceKind
 from training.core.ranks import Ranks
+from training.diagnostics.probes import VerifyResult
 from training.diagnostics.verify import checks
 from training.diagnostics.verify.attention import NAMES
 from training.diagnostics.verify.settings import BF16
@@ -20,7 +21,7 @@ from training.diagnostics.verify.settings import BF16
 REFERENCE = fake_nxd.nki_flash_attn_func
 
 
-def outcome(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Any]) -> checks.CheckResult:
+def outcome(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Any]) -> VerifyResult:
     fake_nxd.install(monkeypatch)
     place = sys.modules["neuronx_distributed.kernels.flash_attn"]
     monkeypatch.setattr(place, "nki_flash_attn_func", kernel)

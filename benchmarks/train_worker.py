@@ -103,7 +103,7 @@ def loop() -> Any:
     )
     config = TrainConfig.from_values(request.values, 1)
     device: Any = _Device()
-    backend = NativeBackend(config, device, LlamaNetwork(config), peak_flops=None)
+    backend = NativeBackend(config, device, LlamaNetwork(config))
     backend.build()
     objects = open_objects("build", region=None, endpoint_url=None)
     dataset = open_dataset(

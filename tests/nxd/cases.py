@@ -378,7 +378,7 @@ def parts(
     """Build configuration, backend and data as the workload's task does."""
     from types import SimpleNamespace
 
-    from training.backends import open_data_parallel
+    from training.backends import open_backend
     from training.backends.nxd import NxdBackend
     from training.core.arguments import parse
     from training.models.bert.network import BertNetwork
@@ -401,7 +401,7 @@ def parts(
         network = LlamaNetwork(config, pretrained_model(words, folder) if case.pretrained else None)
         return (
             config,
-            NxdBackend(config, device, network, ranks=Ranks.open(), peak_flops=None),
+            NxdBackend(config, device, network, ranks=Ranks.open()),
             batch,
         )
     values = parse(list(case.words)).values
@@ -414,12 +414,12 @@ def parts(
         )
         config = MnistTask().config(values, device.num_ranks, dataset)
         # The rate would depend on the number of ranks.
-        backend: Any = open_data_parallel(config, device, MlpNetwork(config), peak_flops=None)
+        backend: Any = open_backend(config, device, MlpNetwork(config))
         return config, backend, digits
     task = BertTask()
     config = task.config(values, device.num_ranks, None)
     config = dataclasses.replace(config, mixed=case.mixed)
-    backend = open_data_parallel(config, device, BertNetwork(config), peak_flops=None)
+    backend = open_backend(config, device, BertNetwork(config))
     return config, backend, task.random_batches(config, backend)
 
 

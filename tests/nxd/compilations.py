@@ -152,14 +152,15 @@ def _schedule(words: tuple[str, ...]) -> list[int]:
     """Return the steps of a whole schedule whose update was a new graph."""
     import torch_xla.core.xla_model as xm
 
-    from training.backends.optimizers import traced_adamw
+    from training.backends.optimizers import TracedAdamW, adamw_settings, groups_by_decay
     from training.core.arguments import parse
     from training.core.config import TrainConfig
 
     config = TrainConfig.from_values(parse(list(words)).values, 64)
     weight = _parameter(xm.xla_device())
     steps = range(1, config.max_steps + 1)
-    return _steps(config, traced_adamw([("a.weight", weight)], config), weight, steps)
+    groups = groups_by_decay([("a.weight", weight)], config)
+    return _steps(config, TracedAdamW(groups, **adamw_settings(config)), weight, steps)
 
 
 def _torchs_own(steps: range) -> list[int]:

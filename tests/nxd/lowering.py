@@ -109,7 +109,7 @@ def lower(words: list[str]) -> tuple[str, str]:
     shards.publish = lambda self: None
     device: Any = SimpleNamespace(rank=0, num_ranks=RANKS)
     ranks: Any = SimpleNamespace()
-    backend = NxdBackend(config, device, LlamaNetwork(config), ranks=ranks, peak_flops=None)
+    backend = NxdBackend(config, device, LlamaNetwork(config), ranks=ranks)
     backend.build()
     xm.mark_step()
     model: Any = xm

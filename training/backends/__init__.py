@@ -8,51 +8,32 @@ from typing import TYPE_CHECKING
 from training.core.contract import DeviceKind
 
 if TYPE_CHECKING:
-    from training.backends.base import DataParallel, ModelParallel, Network, SequenceNetwork
+    from training.backends.base import Backend, Network
     from training.core.config import TrainConfig
     from training.core.device import Device
 
 
-def open_model_parallel(
-    config: TrainConfig,
-    device: Device,
-    network: SequenceNetwork,
-    *,
-    peak_flops: float | None,
-    report: Callable[[str], None] = lambda text: None,
-) -> ModelParallel:
-    """Open the backend of a model that ranks share; the process group must already exist.
-
-    ``peak_flops`` is per rank. ``report`` is called during slow work, such as compilation.
-    """
-    if device.kind is DeviceKind.XLA:
-        from training.backends.nxd import NxdBackend
-        from training.core.ranks import Ranks
-
-        return NxdBackend(
-            config, device, network, ranks=Ranks.open(), peak_flops=peak_flops, report=report
-        )
-    from training.backends.native import NativeBackend
-
-    return NativeBackend(config, device, network, peak_flops=peak_flops, report=report)
-
-
-def open_data_parallel(
+def open_backend(
     config: TrainConfig,
     device: Device,
     network: Network,
     *,
-    peak_flops: float | None,
     report: Callable[[str], None] = lambda text: None,
-) -> DataParallel:
-    """Open the backend of a model that fits on every rank."""
-    if device.kind is DeviceKind.XLA:
-        from training.backends.xla import XlaBackend
-        from training.core.ranks import Ranks
+) -> Backend:
+    """Open a network's backend on this rank's device; the process group must already exist.
 
-        return XlaBackend(
-            config, device, network, ranks=Ranks.open(), peak_flops=peak_flops, report=report
-        )
-    from training.backends.native import NativeBackend
+    ``report`` is called during slow work, such as compilation.
+    """
+    if device.kind is not DeviceKind.XLA:
+        from training.backends.native import NativeBackend
 
-    return NativeBackend(config, device, network, peak_flops=peak_flops, report=report)
+        return NativeBackend(config, device, network, report=report)
+    from training.backends.base import SequenceNetwork
+    from training.backends.nxd import NxdBackend
+    from training.backends.xla import XlaBackend
+    from training.core.ranks import Ranks
+
+    # Ranks can share only a model of sequences; any other fits on every rank.
+    if isinstance(network, SequenceNetwork):
+        return NxdBackend(config, device, network, ranks=Ranks.open(), report=report)
+    return XlaBackend(config, device, network, ranks=Ranks.open(), report=report)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -50,9 +50,6 @@ class Network(Protocol):
         If there is a ``mesh``, the model is split over it by tensor parallelism.
         """
 
-    def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
-        """Create the initial value of a whole parameter, fp32 on the host."""
-
     def initial_part(self, part: WeightPart) -> torch.Tensor:
         """Create or read the initial value of part of a parameter, fp32 on the host."""
 
@@ -66,6 +63,7 @@ class Network(Protocol):
         """Compute the mean loss of a micro-batch on the model's device."""
 
 
+@runtime_checkable
 class SequenceNetwork(Network, Protocol):
     """A model that several ranks can share, whose loss is a mean over sequences."""
 
@@ -86,6 +84,11 @@ class WeightPart:
     size: torch.Size
     offsets: tuple[int, ...]
     """Offset of the part in the whole weight."""
+
+    @staticmethod
+    def entire(name: str, size: torch.Size) -> WeightPart:
+        """Return the part that is the whole weight."""
+        return WeightPart(name, size, size, (0,) * len(size))
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """Select this part from the whole weight."""
@@ -154,8 +157,6 @@ class Backend(Protocol):
     """This rank's index among data-parallel ranks; ranks that share a model have the same index."""
     tracing_only: bool
     """True if graphs are only extracted: nothing is computed, and no metrics are written."""
-    peak_flops: float | None
-    """Peak dense bf16 FLOPS of one rank; None if none is published (CPUs)."""
 
     def build(self) -> None:
         """Create the sharded model with its initial weights, and the optimizer."""

@@ -66,7 +66,6 @@ class NativeBackend:
         device: Device,
         network: Network,
         *,
-        peak_flops: float | None,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._config, self._network = config, network
@@ -78,7 +77,6 @@ class NativeBackend:
         # bf16 arithmetic on CPUs without AMX is 75 times slower than fp32.
         self._mixed = device.kind is not DeviceKind.CPU and config.mixed
         self.rank, self.num_ranks = device.rank, device.num_ranks
-        self.peak_flops = peak_flops
         plan = config.plan
         self._tensor_parallel, self._data_parallel = plan.tensor_parallel, plan.data_parallel
         # Adjacent ranks share a model, to keep its collectives within a node.
@@ -315,7 +313,7 @@ def _fill(
     """Set this rank's part of a parameter to its initial value."""
     size = parameter.size()
     if not isinstance(parameter, DTensor):
-        parameter.copy_(initial(WeightPart(name, size, size, (0,) * len(size))))
+        parameter.copy_(initial(WeightPart.entire(name, size)))
         return
     for chunk in parameter.__create_chunk_list__():  # type: ignore[no-untyped-call]
         part = WeightPart(name, size, chunk.sizes, tuple(chunk.offsets))

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.backends.base import Batch, NxdNetwork, SequenceNetwork, place, weight_losses
-from training.backends.heartbeat import DeviceHeartbeat
 from training.backends.nxd_shards import Shards
 from training.backends.optimizers import TracedAdamW, adamw_settings, groups_by_decay
+from training.backends.xla import XlaRank
 from training.core.ranks import Ranks
 from trainium_catalogue.parameters.plan import refuse_shared_heads
 
@@ -66,7 +66,7 @@ def _limit(config: TrainConfig) -> float:
     return config.max_grad_norm or _NO_CLIPPING
 
 
-class NxdBackend:
+class NxdBackend(XlaRank):
     """One rank's share of a run; see ``Backend``."""
 
     name = "nxd"
@@ -80,18 +80,12 @@ class NxdBackend:
         network: SequenceNetwork,
         *,
         ranks: Ranks,
-        peak_flops: float | None,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
         plan = config.plan
         refuse_shared_heads(plan.tensor_parallel, plan.shape.num_key_value_heads)
-        self._config, self._network = config, network.for_nxd()
-        self.rank, self.num_ranks = device.rank, device.num_ranks
-        self.peak_flops = peak_flops
-        # neuron_parallel_compile only extracts graphs from such a job; its numbers are invalid.
-        self.tracing_only = config.compile_only
-        self._heartbeat = DeviceHeartbeat(report)
-        self._ranks = ranks
+        super().__init__(config, device, ranks=ranks, report=report)
+        self._network = network.for_nxd()
 
     def build(self) -> None:
         """Create the sharded model with its initial weights, and the optimizer."""
@@ -133,26 +127,17 @@ class NxdBackend:
         If it were left pending, the copy would become part of the first micro-batch's graph, but
         only in resumed jobs, and that graph is never compiled ahead of time.
         """
-        import torch_xla.core.xla_model as xm
-
         self._shards.publish()
-        with self._heartbeat.waiting():
-            xm.mark_step()
-
-    def _zero(self) -> torch.Tensor:
-        return torch.zeros((), dtype=torch.float32, device=self._device)
+        self._end_graph()
 
     def forward_backward(self, tokens: Batch, *, is_last: bool) -> torch.Tensor:
         """Accumulate the gradients of one micro-batch; return the step's loss so far."""
-        import torch_xla.core.xla_model as xm
-
         loss = self._token_losses(tokens).mean() / self._config.plan.accumulation_steps
         # The optimizer reduces gradients over data-parallel ranks once, in its step.
         loss.backward()  # type: ignore[no-untyped-call]
         self._loss += loss.detach()
         # All micro-batches, including the first and last, share one graph.
-        with self._heartbeat.waiting():
-            xm.mark_step()
+        self._end_graph()
         return self._loss
 
     def _token_losses(self, tokens: Batch) -> torch.Tensor:
@@ -169,18 +154,13 @@ class NxdBackend:
     @torch.no_grad()
     def losses_of(self, tokens: Batch) -> torch.Tensor:
         """Compute the mean loss of each sequence of a micro-batch, without gradients."""
-        import torch_xla.core.xla_model as xm
-
         losses = self._token_losses(tokens).mean(1)
         # All evaluated micro-batches share one graph.
-        with self._heartbeat.waiting():
-            xm.mark_step()
+        self._end_graph()
         return losses
 
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
         """Clip, update the weights and reset the gradients; return the norm before clipping."""
-        import torch_xla.core.xla_model as xm
-
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
@@ -188,8 +168,7 @@ class NxdBackend:
         self._optimizer.zero_grad()
         # Not zeroed in place: the caller holds the old tensor.
         self._loss = self._zero()
-        with self._heartbeat.waiting():
-            xm.mark_step()
+        self._end_graph()
         self._heartbeat.step_made()
         return norm
 
@@ -206,18 +185,6 @@ class NxdBackend:
             pin_layout=False,
         )
         return self.fetch(mean)
-
-    def fetch(self, scalar: torch.Tensor) -> float:
-        """Fetch a device scalar as a number, waiting for the device."""
-        with self._heartbeat.waiting():
-            return float(scalar.cpu().item())
-
-    def drop_step(self) -> None:
-        """Do nothing: gradients are not saved, and zeroing them would need another graph."""
-
-    def barrier(self) -> None:
-        """Wait for every rank."""
-        self._ranks.gather(None)
 
     def save(
         self, checkpoints: Checkpoints, step: int, meta: dict[str, Any], *, asynchronous: bool

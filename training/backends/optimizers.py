@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -42,33 +42,43 @@ def is_decayed(name: str) -> bool:
     return not name.lower().endswith(("norm.weight", "bias"))
 
 
-class NamedOptimizer(Protocol):
+class NamedOptimizer:
     """An optimizer whose state is keyed by parameter name."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, is_traced: bool = False) -> None:
+        self._optimizer, self._is_traced = optimizer, is_traced
 
     def step(self, learning_rate: float) -> None:
         """Update the weights and reset the gradients."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        # Never None when tracing, so that all micro-batches share one graph.
+        self._optimizer.zero_grad(set_to_none=not self._is_traced)
 
     def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Return the state for a checkpoint, by kind and parameter name."""
+        """Collect the moments of every parameter, by kind and name, if there are any."""
+        states = self._optimizer.state
+        if not states:
+            return {}
+        return {
+            moment: {name: states[parameter][moment] for name, parameter in weights.items()}
+            for moment in MOMENTS
+        }
 
     def restore_step(self, step: int) -> None:
         """Continue counting from ``step`` updates."""
+        if isinstance(self._optimizer, TracedAdamW):
+            self._optimizer.updates = step
+            return
+        for state in self._optimizer.state.values():
+            state["step"].fill_(float(step))
 
 
 def checkpoint_state(weights: dict[str, Any], optimizer: NamedOptimizer) -> dict[str, Any]:
     """Assemble the contents of a checkpoint, the same for every backend."""
     state = optimizer.state(weights)
     return {"model": weights, "optimizer": state} if state else {"model": weights}
-
-
-def _moments(
-    optimizer: torch.optim.Optimizer, weights: Mapping[str, torch.Tensor]
-) -> dict[str, Any]:
-    """Collect both moments of every parameter, by name."""
-    return {
-        moment: {name: optimizer.state[parameter][moment] for name, parameter in weights.items()}
-        for moment in MOMENTS
-    }
 
 
 def adamw_settings(config: TrainConfig) -> dict[str, Any]:
@@ -85,41 +95,36 @@ def eager_optimizer(
 ) -> NamedOptimizer:
     """Create a run's optimizer for eager execution."""
     named = list(parameters)
-    if config.optimizer is Optimizer.ADAMW and named[0][1].device.type == "cpu":
-        return EagerAdamW(named, config)
-    return DeviceOptimizer(named, config, is_eager=True)
+    if config.optimizer is Optimizer.SGD:
+        return NamedOptimizer(TracedSgd([p for _, p in named], lr=config.learning_rate))
+    groups, settings = groups_by_decay(named, config), adamw_settings(config)
+    if named[0][1].device.type == "cpu":
+        return NamedOptimizer(_cpu_adamw(groups, settings))
+    return NamedOptimizer(ForeachAdamW(groups, **settings))
 
 
-class EagerAdamW:
-    """torch's AdamW on a CPU, in one pass over each parameter."""
+def traced_optimizer(
+    parameters: Iterable[tuple[str, torch.Tensor]], config: TrainConfig
+) -> NamedOptimizer:
+    """Create a run's optimizer for tracing."""
+    if config.optimizer is Optimizer.SGD:
+        sgd = TracedSgd([p for _, p in parameters], lr=config.learning_rate)
+        return NamedOptimizer(sgd, is_traced=True)
+    adamw = TracedAdamW(groups_by_decay(parameters, config), **adamw_settings(config))
+    return NamedOptimizer(adamw, is_traced=True)
 
-    def __init__(self, parameters: Iterable[tuple[str, torch.Tensor]], config: TrainConfig) -> None:
-        self._optimizer = torch.optim.AdamW(
-            groups_by_decay(parameters, config), **adamw_settings(config), fused=True
-        )
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                # Created now, so that a checkpoint can be loaded before the first step.
-                self._optimizer.state[parameter] = {
-                    "step": torch.tensor(0.0),
-                    **{moment: torch.zeros_like(parameter) for moment in MOMENTS},
-                }
 
-    def step(self, learning_rate: float) -> None:
-        """Update the weights and reset the gradients."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-
-    def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Collect both moments of every parameter, by name."""
-        return _moments(self._optimizer, weights)
-
-    def restore_step(self, step: int) -> None:
-        """Continue counting from ``step`` updates."""
-        for state in self._optimizer.state.values():
-            state["step"].fill_(float(step))
+def _cpu_adamw(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.optim.AdamW:
+    """Create torch's AdamW for a CPU, in one pass over each parameter."""
+    optimizer = torch.optim.AdamW(groups, **settings, fused=True)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            # Created now, so that a checkpoint can be loaded before the first step.
+            optimizer.state[parameter] = {
+                "step": torch.tensor(0.0),
+                **{moment: torch.zeros_like(parameter) for moment in MOMENTS},
+            }
+    return optimizer
 
 
 class TracedAdamW(torch.optim.Optimizer):
@@ -236,51 +241,6 @@ class TracedSgd(torch.optim.Optimizer):
 def _as_data(numbers: list[float], device: torch.device) -> tuple[torch.Tensor, ...]:
     """Pass scalars to the device as fp32 data, never as constants of the graph."""
     return torch.tensor(numbers, dtype=torch.float32).to(device).unbind()
-
-
-class DeviceOptimizer:
-    """A ``NamedOptimizer`` that wraps one of the traced optimizers above."""
-
-    def __init__(
-        self,
-        parameters: Iterable[tuple[str, torch.Tensor]],
-        config: TrainConfig,
-        *,
-        is_eager: bool = False,
-    ) -> None:
-        self._optimizer: TracedAdamW | TracedSgd
-        self._is_eager = is_eager
-        named = list(parameters)
-        if config.optimizer is Optimizer.SGD:
-            self._optimizer = TracedSgd([p for _, p in named], lr=config.learning_rate)
-        elif is_eager:
-            self._optimizer = ForeachAdamW(groups_by_decay(named, config), **adamw_settings(config))
-        else:
-            self._optimizer = traced_adamw(named, config)
-
-    def step(self, learning_rate: float) -> None:
-        """Update the weights and reset the gradients."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
-        # Never None when tracing, so that all micro-batches share one graph.
-        self._optimizer.zero_grad(set_to_none=self._is_eager)
-
-    def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Collect the moments of every parameter, by name, if there are any."""
-        if isinstance(self._optimizer, TracedSgd):
-            return {}
-        return _moments(self._optimizer, weights)
-
-    def restore_step(self, step: int) -> None:
-        """Continue counting from ``step`` updates."""
-        if isinstance(self._optimizer, TracedAdamW):
-            self._optimizer.updates = step
-
-
-def traced_adamw(named: Iterable[tuple[str, torch.Tensor]], config: TrainConfig) -> TracedAdamW:
-    """Create a run's traced AdamW."""
-    return TracedAdamW(groups_by_decay(named, config), **adamw_settings(config))
 
 
 def groups_by_decay(

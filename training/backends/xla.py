@@ -1,7 +1,7 @@
 """torch_xla without neuronx_distributed: a full replica on every core, gradients all-reduced.
 
-For models that need no tensor parallelism, on trn1 and trn1n. Signatures: torch_xla 2.9,
-typings/torch_xla.
+For models that need no tensor parallelism, on trn1 and trn1n; and what the backend with
+neuronx_distributed does in the same way. Signatures: torch_xla 2.9, typings/torch_xla.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from training.backends.base import Batch, Network, Score, place
+from training.backends.base import Batch, Network, Score, WeightPart, place
 from training.backends.heartbeat import DeviceHeartbeat
-from training.backends.optimizers import DeviceOptimizer, NamedOptimizer, checkpoint_state
+from training.backends.optimizers import NamedOptimizer, checkpoint_state, traced_optimizer
 from training.core.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -29,7 +29,50 @@ _internal/neuron.py). AWS's guide to environment variables calls 512 faster for 
 nodes, but NxD warns of NaN above 140 MB (trainer.py, P148368176)."""
 
 
-class XlaBackend:
+class XlaRank:
+    """What a rank does in the same way with and without neuronx_distributed; see ``Backend``."""
+
+    _device: torch.device
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        device: Device,
+        *,
+        ranks: Ranks,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._config = config
+        self.rank, self.num_ranks = device.rank, device.num_ranks
+        # neuron_parallel_compile only extracts graphs from such a job; its numbers are invalid.
+        self.tracing_only = config.compile_only
+        self._heartbeat = DeviceHeartbeat(report)
+        self._ranks = ranks
+
+    def _end_graph(self) -> None:
+        """Run what has been traced so far as one graph."""
+        import torch_xla.core.xla_model as xm
+
+        with self._heartbeat.waiting():
+            xm.mark_step()
+
+    def _zero(self) -> torch.Tensor:
+        return torch.zeros((), dtype=torch.float32, device=self._device)
+
+    def drop_step(self) -> None:
+        """Do nothing: gradients are not saved, and zeroing them would need another graph."""
+
+    def fetch(self, scalar: torch.Tensor) -> float:
+        """Fetch a device scalar as a number, waiting for the device."""
+        with self._heartbeat.waiting():
+            return float(scalar.cpu().item())
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        self._ranks.gather(None)
+
+
+class XlaBackend(XlaRank):
     """One rank's share of a run; see ``Backend``.
 
     With mixed precision the device holds bf16 weights and fp32 master weights, gradients and
@@ -45,17 +88,10 @@ class XlaBackend:
         network: Network,
         *,
         ranks: Ranks,
-        peak_flops: float | None,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._config, self._network = config, network
-        self.rank, self.num_ranks = device.rank, device.num_ranks
-        self.data_rank = device.rank
-        self.peak_flops = peak_flops
-        # neuron_parallel_compile only extracts graphs from such a job; its numbers are invalid.
-        self.tracing_only = config.compile_only
-        self._heartbeat = DeviceHeartbeat(report)
-        self._ranks = ranks
+        super().__init__(config, device, ranks=ranks, report=report)
+        self._network, self.data_rank = network, device.rank
 
     def build(self) -> None:
         """Create the model with its initial weights, and the optimizer."""
@@ -72,18 +108,14 @@ class XlaBackend:
         self._weights = dict(model.named_parameters())
         self._masters: dict[str, nn.Parameter] = {}
         for name, weight in self._weights.items():
-            whole = self._network.initial_weight(name, weight.size())
+            whole = self._network.initial_part(WeightPart.entire(name, weight.size()))
             self._masters[name] = nn.Parameter(whole.to(self._device))
             # Never None, so all micro-batches share one graph.
             self._masters[name].grad = torch.zeros_like(self._masters[name])
-        self._optimizer = DeviceOptimizer(self._masters.items(), self._config)
+        self._optimizer = traced_optimizer(self._masters.items(), self._config)
         self._loss = self._zero()
-        with self._heartbeat.waiting():
-            xm.mark_step()
+        self._end_graph()
         self._publish_in_separate_graph()
-
-    def _zero(self) -> torch.Tensor:
-        return torch.zeros((), dtype=torch.float32, device=self._device)
 
     @torch.no_grad()
     def _publish(self) -> None:
@@ -97,11 +129,8 @@ class XlaBackend:
         If it were left pending, the copy would become part of the first micro-batch's graph, but
         only in resumed jobs, and that graph is never compiled ahead of time.
         """
-        import torch_xla.core.xla_model as xm
-
         self._publish()
-        with self._heartbeat.waiting():
-            xm.mark_step()
+        self._end_graph()
 
     def seed(self, number: int) -> None:
         """Seed the random number generator for the next micro-batch with ``number``."""
@@ -112,8 +141,6 @@ class XlaBackend:
 
     def forward_backward(self, tokens: Batch, *, is_last: bool) -> torch.Tensor:
         """Accumulate the gradients of one micro-batch; return the step's loss so far."""
-        import torch_xla.core.xla_model as xm
-
         loss = self._network.loss(self._model, place(tokens, self._device))
         loss = loss / self._config.plan.accumulation_steps
         loss.backward()  # type: ignore[no-untyped-call]
@@ -123,8 +150,7 @@ class XlaBackend:
             gradient += weight.grad
             weight.grad = None
         self._loss += loss.detach()
-        with self._heartbeat.waiting():
-            xm.mark_step()
+        self._end_graph()
         return self._loss
 
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
@@ -146,13 +172,9 @@ class XlaBackend:
         self._publish()
         # Not zeroed in place: the caller holds the old tensor.
         self._loss = self._zero()
-        with self._heartbeat.waiting():
-            xm.mark_step()
+        self._end_graph()
         self._heartbeat.step_made()
         return norm
-
-    def drop_step(self) -> None:
-        """Do nothing: gradients are not saved, and zeroing them would need another graph."""
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, score: Score) -> float:
@@ -168,15 +190,6 @@ class XlaBackend:
 
         part: torch.Tensor = loss / self.num_ranks
         return self.fetch(xm.all_reduce(xm.REDUCE_SUM, part))
-
-    def fetch(self, scalar: torch.Tensor) -> float:
-        """Fetch a device scalar as a number, waiting for the device."""
-        with self._heartbeat.waiting():
-            return float(scalar.cpu().item())
-
-    def barrier(self) -> None:
-        """Wait for every rank."""
-        self._ranks.gather(None)
 
     def save(
         self, checkpoints: Checkpoints, step: int, meta: dict[str, Any], *, asynchronous: bool

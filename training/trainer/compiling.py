@@ -33,7 +33,7 @@ def compile_graphs(job: Job, task: Task) -> None:
         save_every=0,
         eval_every=_EVALUATED_AFTER if config.eval_every else 0,
     )
-    backend = task.backend(config, job.device, peak_flops=None, report=job.progress.report)
+    backend = task.backend(config, job.device, report=job.progress.report)
     job.progress.report("building the model")
     backend.build()
     batch, num_sequences = task.random_batches(config, backend), config.plan.global_batch

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.core.config import TrainConfig
 from training.storage import Objects, StorageAccess
 from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.plan import TrainingPlan
 
 if TYPE_CHECKING:
     from training.backends.base import Backend
-    from training.core.config import TrainConfig
     from training.core.device import Device
     from training.core.ranks import Ranks
     from training.trainer.records import StepRecord
@@ -84,9 +85,9 @@ class Task(ABC):
     depends_on_num_ranks = False
     """True if batch or learning rate depends on the number of ranks, which then must not change."""
 
-    @abstractmethod
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
         """Raise ``ValueError`` for invalid parameters, before anything is downloaded."""
+        TrainingPlan.from_values(values, num_ranks)
 
     def begin_from(
         self, values: Mapping[str, Value], storage: StorageAccess, ranks: Ranks, *, report: Report
@@ -101,17 +102,15 @@ class Task(ABC):
     def open_data(self, staging: StagingParameters, values: Mapping[str, Value]) -> Dataset:
         """Stage the dataset on this node; refuse it if it does not match the model."""
 
-    @abstractmethod
     def config(
         self, values: Mapping[str, Value], num_ranks: int, dataset: Dataset | None
     ) -> TrainConfig:
         """Build the run's configuration; a compile-only job has no dataset."""
+        return TrainConfig.from_values(values, num_ranks)
 
     @abstractmethod
-    def backend(
-        self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
-    ) -> Backend:
-        """Open the model on this rank's device; ``peak_flops`` is per rank."""
+    def backend(self, config: TrainConfig, device: Device, *, report: Report) -> Backend:
+        """Open the model on this rank's device."""
 
     @abstractmethod
     def batches(

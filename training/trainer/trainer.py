@@ -102,8 +102,7 @@ class Trainer:
             pretrained_facts = task.begin_from(values, self.storage, self.ranks, report=self.report)
         self.dataset = task.open_data(self._staging(str(values["dataset"])), values)
         self.config = config = task.config(values, num_ranks, self.dataset)
-        peak_flops = _peak_flops(job)
-        self.backend = task.backend(config, job.device, peak_flops=peak_flops, report=self.report)
+        self.backend = task.backend(config, job.device, report=self.report)
         if self.is_leader:
             self.files = self._open_files()
             self.files.announce(max_steps=config.max_steps)
@@ -115,7 +114,7 @@ class Trainer:
             config,
             self.files,
             sequences_per_epoch=self.dataset.samples,
-            peak_flops=peak_flops,
+            peak_flops=_peak_flops(job),
             on_step=job.progress.made,
         )
         self.checkpoints = Checkpoints(

@@ -1,7 +1,7 @@
 """One rank that trains a tiny Llama with the native backend, on CPU and emulated device.
 
-``neuron_program.py FOLDER DEGREES``: for every degree of tensor parallelism, in fp32 and in bf16;
-and the gradients for all ways to shard and retain work.
+``neuron_program.py FOLDER DEGREES``: for every degree of tensor parallelism, losses; and the
+gradients for all ways to shard and retain work.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -38,6 +39,8 @@ TINY = (
     *("--seq-len=16", "--global-batch=8", "--micro-batch=2", "--warmup-steps=2", "--lr=0.01"),
 )
 STEPS, SAVED = 5, 3
+Step = tuple[torch.Tensor, torch.Tensor]
+"""A loss and a norm, on the device."""
 WAYS = {
     "divided": ("llama-tiny",),
     "whole": ("llama-tiny", "--sequence-parallel=false"),
@@ -50,6 +53,8 @@ WAYS = {
     "shared": ("llama-tiny", "--num-kv-heads=1"),
 }
 """Workloads and parameters whose gradients do not depend on the ranks."""
+_OF_RANKS = ("--sequence-", "--recompute", "--activation-", "--reshard-")
+"""Parameters that only determine how ranks divide work and what they keep."""
 IN_BOTH_DIMENSIONS: tuple[str, ...] = ("divided", "resharded", "adapters", "shared")
 """Ways that treat weights differently where data parallelism shards them further."""
 
@@ -65,9 +70,7 @@ class TinyRun:
         device = EagerDevice(kind, torch.device(name))
         if config.plan.num_ranks == 1:
             device.rank, device.num_ranks = 0, 1
-        self.backend = NativeBackend(
-            config, device, network or LlamaNetwork(config), peak_flops=None
-        )
+        self.backend = NativeBackend(config, device, network or LlamaNetwork(config))
         # CPUs default to fp32, because bf16 is slow there.
         self.backend._mixed = config.mixed
         self.backend.build()
@@ -86,7 +89,7 @@ class TinyRun:
             loss = backend.forward_backward(tokens, is_last=micro == count - 1)
         return loss
 
-    def step(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, number: int) -> Step:
         """Run one step as the loop does, without reading its numbers."""
         loss = self.micro_batches(number)
         return loss, self.backend.clip_and_step(self.config.learning_rate_at(number))
@@ -101,12 +104,25 @@ class TinyRun:
             if (grad := parameter.grad) is not None
         }
 
-    def losses(self, first: int) -> Iterator[float]:
+    def read(self, steps: list[Step]) -> list[float]:
+        """Return losses and norms of steps."""
+        return [
+            number
+            for loss, norm in steps
+            for number in (self.backend.mean_over_data(loss), self.backend.fetch(norm))
+        ]
+
+    def losses(self, first: int) -> list[float]:
         """Return losses and norms from a step to the last."""
-        for number in range(first, STEPS + 1):
-            loss, norm = self.step(number)
-            yield self.backend.mean_over_data(loss)
-            yield self.backend.fetch(norm)
+        return self.read([self.step(number) for number in range(first, STEPS + 1)])
+
+
+@cache
+def gradients_of_one_process(*words: str) -> dict[str, torch.Tensor]:
+    """Return the gradients on the CPU."""
+    values = parse([*words, "--tensor-parallel=1"]).values
+    config = dataclasses.replace(TrainConfig.from_values(values, 1), mixed=False)
+    return TinyRun(DeviceKind.CPU, config).gradients()
 
 
 def distances(degree: str, *words: str) -> dict[str, Any]:
@@ -118,25 +134,19 @@ def distances(degree: str, *words: str) -> dict[str, Any]:
 
     torch._dynamo.reset()
     COUNTS.reset()
-
-    def config(num_ranks: int, degree: str) -> TrainConfig:
-        values = parse([*words, f"--tensor-parallel={degree}"]).values
-        return dataclasses.replace(TrainConfig.from_values(values, num_ranks), mixed=False)
-
-    kinds = (DeviceKind.CPU, DeviceKind.TORCH_NEURON)
-    shared = config(dist.get_world_size(), degree)
-    found = [TinyRun(kind, shared).gradients() for kind in kinds]
-    alone = TinyRun(DeviceKind.CPU, config(1, "1")).gradients()
-    far = {
-        kind: max(float((one[name] - alone[name]).norm() / alone[name].norm()) for name in alone)
-        for kind, one in zip(kinds, found, strict=True)
-    }
+    values = parse([*words, f"--tensor-parallel={degree}"]).values
+    config = dataclasses.replace(
+        TrainConfig.from_values(values, dist.get_world_size()), mixed=False
+    )
+    found = TinyRun(DeviceKind.TORCH_NEURON, config).gradients()
+    expected = gradients_of_one_process(*(word for word in words if not word.startswith(_OF_RANKS)))
+    far = max(float((found[name] - e).norm() / e.norm()) for name, e in expected.items())
     unwaited = torch._C._distributed_c10d._get_work_registry_size()
     return {"far": far, "graphs": COUNTS.graphs, "unwaited": unwaited}
 
 
-def counted_steps(config: TrainConfig) -> Iterator[dict[str, int]]:
-    """Return each step's device operators, in a process that has compiled nothing yet."""
+def counted_steps(config: TrainConfig) -> Iterator[tuple[TinyRun, Step, dict[str, int]]]:
+    """Yield each step with its device operators, in a process that has compiled nothing yet."""
     from trainium_emulators.neuron_device.counts import COUNTS
 
     torch._dynamo.reset()
@@ -144,31 +154,40 @@ def counted_steps(config: TrainConfig) -> Iterator[dict[str, int]]:
     run = TinyRun(DeviceKind.TORCH_NEURON, config)
     for number in range(1, STEPS + 1):
         COUNTS.reset()
-        run.step(number)
-        yield {
+        made = run.step(number)
+        counts = {
             "operations": COUNTS.operations.total(),
             "new_signatures": COUNTS.new_signatures.total(),
             "host_syncs": COUNTS.host_syncs.total(),
             "graphs": len(COUNTS.graphs),
             "graph_breaks": COUNTS.graph_breaks.total(),
         }
+        yield run, made, counts
 
 
-def resumed(config: TrainConfig, folder: Path) -> list[float]:
-    """Return the losses after a checkpoint that was written during training."""
+def trained(config: TrainConfig, folder: Path) -> dict[str, Any]:
+    """Train, and resume from a checkpoint that was written during training.
+
+    Numbers are read after the last step only, as in steps that are not logged.
+    """
     objects = open_objects(str(folder), region=None, endpoint_url=None)
     checkpoints = Checkpoints(objects, Ranks.open(), keep_last=2, keep_every=0)
-    first = TinyRun(DeviceKind.TORCH_NEURON, config)
-    for number in range(1, STEPS + 1):
-        first.step(number)
-        if number == SAVED:
+    steps, counts = [], []
+    for first, made, count in counted_steps(config):
+        steps.append(made)
+        counts.append(count)
+        if len(steps) == SAVED:
             first.backend.save(checkpoints, SAVED, {}, asynchronous=True)
     checkpoints.wait()
-    second = TinyRun(DeviceKind.TORCH_NEURON, config)
-    info = checkpoints.latest()
+    second, info = TinyRun(DeviceKind.TORCH_NEURON, config), checkpoints.latest()
     assert info is not None
     assert second.backend.load(checkpoints, info).step == SAVED
-    return list(second.losses(SAVED + 1))
+    return {
+        "cpu": TinyRun(DeviceKind.CPU, config).losses(1),
+        "neuron": first.read(steps),
+        "resumed": second.losses(SAVED + 1),
+        "counts": counts,
+    }
 
 
 class NetworkWithDeterminant(LlamaNetwork):
@@ -212,16 +231,12 @@ def main(folder: str, *degrees: str) -> None:
     found: dict[str, Any] = {}
     for degree in degrees:
         values = parse(["llama-tiny", *TINY, f"--tensor-parallel={degree}"]).values
-        for mixed in (False, True):
+        # Ranks compare their gradients below in fp32.
+        for mixed in (False, True) if dist.get_world_size() == 1 else (True,):
             config = TrainConfig.from_values(values, dist.get_world_size())
             config = dataclasses.replace(config, mixed=mixed, max_steps=STEPS)
             case = f"tp{degree}-{'bf16' if mixed else 'fp32'}"
-            found[case] = {
-                "cpu": list(TinyRun(DeviceKind.CPU, config).losses(1)),
-                "neuron": list(TinyRun(DeviceKind.TORCH_NEURON, config).losses(1)),
-                "resumed": resumed(config, Path(folder) / case),
-                "counts": list(counted_steps(config)),
-            }
+            found[case] = trained(config, Path(folder) / case)
         # With data parallelism alone, only weights are sharded.
         if degree == "1":
             names: tuple[str, ...] = ("resharded",)

@@ -19,7 +19,12 @@ from torch.utils._pytree import tree_leaves
 
 from training.backends.base import WeightPart, trainable_parameters
 from training.backends.native import NativeBackend
-from training.backends.optimizers import DeviceOptimizer
+from training.backends.optimizers import (
+    ForeachAdamW,
+    NamedOptimizer,
+    adamw_settings,
+    groups_by_decay,
+)
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
@@ -110,14 +115,15 @@ def counted(*words: str, rank: int = 0, steps: int = 1) -> Counted:
     try:
         with PeakMemory() as memory:
             device = EagerDevice(DeviceKind.CPU, torch.device("cpu"))
-            backend = NativeBackend(config, device, network, peak_flops=None)
+            backend = NativeBackend(config, device, network)
             backend._mixed = True
             backend.build()
             build, memory.peak = memory.peak, 0
             # The device's optimizer.
             del backend._optimizer
             named = trainable_parameters(backend._model).items()
-            backend._optimizer = DeviceOptimizer(named, config, is_eager=True)
+            groups, settings = groups_by_decay(named, config), adamw_settings(config)
+            backend._optimizer = NamedOptimizer(ForeachAdamW(groups, **settings))
             vocab_size, seq_len = config.shape.vocab_size, config.plan.seq_len
             batch = random_batches(vocab_size=vocab_size, seed=1, seq_len=seq_len)
             count = config.plan.accumulation_steps
@@ -133,7 +139,6 @@ def counted(*words: str, rank: int = 0, steps: int = 1) -> Counted:
     return Counted(config=config, build=build, steps=memory.peak, parts=network.parts)
 
 
-@pytest.mark.parametrize("rank", [0, RANKS - 1])
 @pytest.mark.parametrize(
     "words",
     [
@@ -144,8 +149,8 @@ def counted(*words: str, rank: int = 0, steps: int = 1) -> Counted:
         pytest.param((*LLAMA, "--tensor-parallel=1", *ADAPTERS), id="adapters"),
     ],
 )
-def test_no_rank_ever_holds_the_whole_model(words: tuple[str, ...], rank: int) -> None:
-    found = counted(*words, "--global-batch=8", rank=rank, steps=0)
+def test_no_rank_ever_holds_the_whole_model(words: tuple[str, ...]) -> None:
+    found = counted(*words, "--global-batch=8", rank=RANKS - 1, steps=0)
 
     plan = found.config.plan
     largest = max(part.whole.numel() for part in found.parts)
@@ -167,22 +172,21 @@ def test_parameter_with_fewer_rows_than_ranks_is_on_some_of_them() -> None:
     assert norms == {3: {(1,)}, 4: {(0,)}}
 
 
-@pytest.mark.parametrize("num_micro_batches", [1, 2])
 @pytest.mark.parametrize(
-    ("words", "data_parallel"),
+    ("words", "global_batch"),
     [
-        pytest.param((*LLAMA, "--tensor-parallel=1"), 8, id="data parallel"),
-        pytest.param((*LLAMA, "--tensor-parallel=2"), 4, id="both"),
+        pytest.param((*LLAMA, "--tensor-parallel=1"), 8, id="one micro-batch"),
+        pytest.param((*LLAMA, "--tensor-parallel=1"), 16, id="two micro-batches"),
+        pytest.param((*LLAMA, "--tensor-parallel=2"), 8, id="both, two micro-batches"),
         pytest.param((*WIDE_ROOT, "--tensor-parallel=1"), 8, id="wide root"),
-        pytest.param((*TIED, "--head-dim=32", "--tensor-parallel=1"), 8, id="tied"),
-        pytest.param((*LLAMA, "--tensor-parallel=1", *ADAPTERS), 8, id="adapters"),
+        pytest.param((*TIED, "--head-dim=32", "--tensor-parallel=1"), 16, id="tied"),
+        pytest.param((*LLAMA, "--tensor-parallel=1", *ADAPTERS), 16, id="adapters"),
     ],
 )
 def test_plan_bounds_the_memory_of_resharded_weights(
-    words: tuple[str, ...], data_parallel: int, num_micro_batches: int
+    words: tuple[str, ...], global_batch: int
 ) -> None:
-    batch = f"--global-batch={data_parallel * num_micro_batches}"
-    found = counted(*words, batch, RESHARDED)
+    found = counted(*words, f"--global-batch={global_batch}", RESHARDED)
 
     plan, layout = found.config.plan, found.config.layout
     assert layout is not None
@@ -192,10 +196,8 @@ def test_plan_bounds_the_memory_of_resharded_weights(
 
 def test_resharded_weights_are_freed_in_every_micro_batch() -> None:
     """Otherwise the first backward pass would leave all layers gathered."""
-    words = (*LLAMA, "--tensor-parallel=1")
-    for num_micro_batches in (1, 3):
-        batch = f"--global-batch={RANKS * num_micro_batches}"
-        kept, resharded = counted(*words, batch), counted(*words, batch, RESHARDED)
-        # A layer in use and two buffers stay, of five layers.
-        layers = kept.config.shape.num_parameters - 2 * 256 * 128
-        assert kept.steps - resharded.steps > 2 * layers / 5
+    words = (*LLAMA, "--tensor-parallel=1", f"--global-batch={RANKS * 3}")
+    kept, resharded = counted(*words), counted(*words, RESHARDED)
+    # A layer in use and two buffers stay, of five layers.
+    layers = kept.config.shape.num_parameters - 2 * 256 * 128
+    assert kept.steps - resharded.steps > 2 * layers / 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.support.pretend_neuron import pretend_neuron
 from tests.training import ranks
 from tests.training.backends.neuron_program import TINY
-from training.backends import heartbeat
 from training.backends.base import trainable_parameters
-from training.backends.heartbeat import DeviceHeartbeat
 from training.backends.native import NativeBackend, compile_layers
 from training.core.arguments import parse
 from training.core.config import TrainConfig
@@ -103,8 +100,9 @@ def test_no_step_after_the_second_has_an_operator_that_the_device_would_compile(
 def test_an_unlogged_step_never_waits_for_the_device(found: Any) -> None:
     for cases in found:
         for _, case in trained(cases):
-            # After the first step it looks for operators that ran on the CPU.
-            assert [step["host_syncs"] for step in case["counts"]] == [1, 0, 0, 0, 0]
+            # After the first step it looks for operators that ran on the CPU. Steps after the save
+            # may wait for the checkpoint that is being written.
+            assert [step["host_syncs"] for step in case["counts"][:SAVED]] == [1, 0, 0]
 
 
 def test_blocks_share_one_forward_and_one_backward_graph_without_breaks(found: Any) -> None:
@@ -118,7 +116,7 @@ def test_gradients_equal_one_processes_however_work_is_split(found: Any) -> None
     for cases in found:
         for name, ways in cases.items():
             if name.endswith("gradients"):
-                far = {way: max(found["far"].values()) for way, found in ways.items()}
+                far = {way: found["far"] for way, found in ways.items()}
                 assert max(far.values()) < 2e-5, far
 
 
@@ -157,27 +155,6 @@ def test_a_release_that_lists_no_fallback_operators_is_remarked_on(found: Any) -
     assert "has no get_fallback_ops: operators that it runs on the CPU are not reported" in remark
 
 
-def test_the_first_two_steps_and_first_evaluations_report_while_compiling(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Otherwise the launcher would take a compilation of ten minutes for a hang."""
-    monkeypatch.setattr("training.core.heartbeat._HEARTBEAT_S", 0.01)
-    reports: list[str] = []
-    beats = DeviceHeartbeat(reports.append, is_compiling=lambda: False)
-
-    def reported(**kind: bool) -> bool:
-        reports.clear()
-        with beats.waiting(**kind):
-            time.sleep(0.2)
-        return bool(reports)
-
-    for _ in range(heartbeat._UNTIL_STEADY):
-        assert reported()
-        beats.step_made()
-    assert not reported()
-    assert reported(is_first=True)
-
-
 def test_layers_compile_at_a_high_degree_though_their_attention_counts_as_random(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -190,7 +167,7 @@ def test_layers_compile_at_a_high_degree_though_their_attention_counts_as_random
     dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=16)
     try:
         device = EagerDevice(DeviceKind.CPU, torch.device("cpu"))
-        backend = NativeBackend(config, device, network, peak_flops=None)
+        backend = NativeBackend(config, device, network)
         backend._mixed = True
         backend.build()
         compile_layers(network.layers(backend._model), "aot_eager")

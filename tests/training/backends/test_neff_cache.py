@@ -29,6 +29,7 @@ def test_a_node_finds_graphs_compiled_by_another(tmp_path: Path) -> None:
     bucket = LocalObjects(tmp_path / "bucket")
     first = NeffCache(tmp_path / "first", bucket)
     first.download(quiet)
+    first.start()
     compiled(tmp_path / "first", "ab/cd/abcd.neff")
     compiled(tmp_path / "first", "ab/cd/.tmp.x1y2z3")
     first.close()

@@ -55,12 +55,6 @@ def test_planned_iterations_fit_the_budget(
     assert (planned_warmup + planned) * probe_s <= max(budget_s, probe_s) * 1.001
 
 
-def test_sufficient_time_changes_no_plan() -> None:
-    plan = plan_iterations(probe_s=0.001, budget_s=20, warmup=5, iterations=20)
-
-    assert plan == (5, 20)
-
-
 @given(st.integers(1, 512))
 def test_the_expected_sum_is_exact_in_fp32(num_ranks: int) -> None:
     payloads = np.array([rank_pattern(rank) for rank in range(num_ranks)], dtype=np.float32)
@@ -101,8 +95,6 @@ def test_two_trn1_nodes_are_compared_with_the_published_figure(
     [
         {"device": "cpu"},
         {"num_nodes": 4, "num_ranks": 128},
-        {"num_ranks": 32},
-        {"instance_type": "trn2.48xlarge"},
         {"instance_type": None},
     ],
 )

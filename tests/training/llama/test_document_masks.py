@@ -1,6 +1,6 @@
 """Masked packed documents compute the same as each document alone.
 
-test_four_ranks.py has several ranks.
+``tests/training/backends/test_native_on_neuron.py`` has several ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-from tests.training.llama.conftest import write_dataset
 from training.datasets.manifest import COUNTED
 from training.datasets.text.examples import Packer
 from training.models.llama.data import DOCUMENTS, attention_mask, model_inputs, with_documents
@@ -24,14 +23,12 @@ from training.models.llama.huggingface import (
     meta_model,
     restore_buffers,
 )
-from training.trainer.runs import RunConfigError
 from trainium_catalogue.models.presets import ModelShape
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
 
 EOS = 2
-MASKED = "--document-masks=true"
 SHAPE = ModelShape(
     vocab_size=64,
     hidden_size=32,
@@ -126,32 +123,9 @@ def test_a_mask_in_bf16_is_finite_and_no_row_is_empty() -> None:
     ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def masked(laptop: Laptop) -> list[float]:
-    """Return the losses of a run with masks; about every seventh token ends a document."""
-    write_dataset(laptop.objects.at("datasets/split"), validation_tokens=200)
-    laptop.train(MASKED, *RUN, run="masked")
-    return laptop.losses("masked")
+def test_masks_change_training(laptop: Laptop) -> None:
+    """About every seventh token ends a document; test_family_runs.py evaluates with masks."""
+    for run, masks in (("masked", "true"), ("unmasked", "false")):
+        laptop.train(f"--document-masks={masks}", "--max-steps=2", run=run)
 
-
-RUN = ("--dataset=split", "--max-steps=4", "--eval-every=2")
-
-
-def test_masks_change_training_and_evaluation(laptop: Laptop, masked: list[float]) -> None:
-    laptop.train(*RUN, run="unmasked")
-
-    assert abs(masked[-1] - laptop.losses("unmasked")[-1]) > 1e-5
-    with_masks, without = (
-        [line["val_loss"] for line in laptop.lines(run, "evaluation")]
-        for run in ("masked", "unmasked")
-    )
-    assert abs(with_masks[-1] - without[-1]) > 1e-5
-
-
-def test_a_run_keeps_its_masks(laptop: Laptop, masked: list[float]) -> None:
-    with pytest.raises(RunConfigError, match=r"document-masks=false \(the run has true\)"):
-        laptop.train("--document-masks=false", run="masked", tiny=False)
-
-    laptop.train(MASKED, *RUN, "--steps-this-run=2", run="pieces")
-    laptop.train(run="pieces", tiny=False)
-    assert laptop.losses("pieces") == masked
+    assert abs(laptop.losses("masked")[-1] - laptop.losses("unmasked")[-1]) > 1e-5

@@ -8,15 +8,9 @@ from dataclasses import replace
 import pytest
 
 from training.launch import main as launch
-from training.models.llama.dry_run import (
-    DoesNotFit,
-    DryRun,
-    Memory,
-    dry_run,
-    main,
-)
+from training.models.llama.dry_run import DoesNotFit, DryRun, dry_run, main
 from trainium_catalogue.instances import find_instance_type
-from trainium_catalogue.parameters.layout import Recompute, activation_bytes
+from trainium_catalogue.parameters.layout import Recompute
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import GIB
 from trainium_catalogue.workloads import find_workload
@@ -53,75 +47,45 @@ def test_the_plan_counts_the_bytes_of_a_rank_and_of_a_checkpoint(full_size: DryR
     assert plan.checkpoint_bytes == moments_and_masters
 
 
-def test_each_matrix_is_split_along_the_dimension_of_the_plan(full_size: DryRun) -> None:
-    shapes = full_size.shards.shapes
-    layer = "model.layers.31"
-    assert shapes[f"{layer}.self_attn.q_proj.weight"] == (512, 4096)
-    assert shapes[f"{layer}.self_attn.o_proj.weight"] == (4096, 512)
-    assert shapes[f"{layer}.mlp.gate_proj.weight"] == (1376, 4096)
-    assert shapes[f"{layer}.mlp.down_proj.weight"] == (4096, 1376)
-    assert shapes["model.embed_tokens.weight"] == (4000, 4096)
-    assert shapes["lm_head.weight"] == (4000, 4096)
-    assert shapes["model.norm.weight"] == (4096,)
-
-
 def test_llama2_7b_fits_the_memory_of_a_trn1_core(full_size: DryRun) -> None:
     assert full_size.memory.available == 16 * GIB
     assert full_size.memory.total < 10 * GIB
     full_size.memory.refuse_too_much(full_size.plan, full_size.layout)
 
 
-def test_the_activation_estimate_exceeds_the_measurement(full_size: DryRun) -> None:
-    # torch.distributed._tools.mem_tracker under FakeTensorMode saw 3.8 to 4.1 GiB of weights and
-    # activations with checkpointing, and 13.6 GiB without, where no attention scores were kept and
-    # no sequence was divided.
-    plan, weights = full_size.plan, full_size.memory.weights
-    whole = replace(full_size.layout, sequence_parallel=False, flash=False)
-    some = activation_bytes(plan, replace(whole, recompute=Recompute.LAYERS))
-    assert 3.8 * GIB <= weights + some < 5.2 * GIB
-    everything = replace(whole, recompute=Recompute.NOTHING)
-    assert weights + activation_bytes(plan, everything) >= 13.6 * GIB
-
-
 @pytest.mark.parametrize(
-    ("changed", "remedy"),
+    ("recompute", "memory", "remedy"),
     [
-        (
-            {"activation_checkpointing": False, "attention": "eager"},
-            "activation-checkpointing=true",
-        ),
-        ({"micro_batch": 8, "recompute": "attention"}, "recompute=auto"),
-        ({"micro_batch": 16, "attention": "eager"}, "lower micro-batch"),
-        ({"num_layers": 128, "global_batch": 1024}, "raise tensor-parallel"),
+        (Recompute.NOTHING, {"activations": 20 * GIB}, "activation-checkpointing=true"),
+        (Recompute.ATTENTION, {"activations": 20 * GIB}, "recompute=auto"),
+        (Recompute.LAYERS, {"activations": 20 * GIB}, "lower micro-batch"),
+        (Recompute.LAYERS, {"weights": 20 * GIB}, "raise tensor-parallel"),
     ],
 )
 def test_a_run_that_does_not_fit_is_refused_with_a_remedy(
-    full_size: DryRun, changed: dict[str, Value], remedy: str
+    full_size: DryRun, recompute: Recompute, memory: dict[str, int], remedy: str
 ) -> None:
-    values = defaults("llama2-7b", **changed)
-    outcome = dry_run("llama2-7b", values, num_nodes=4, instance_type=TRN1)
+    layout = replace(full_size.layout, recompute=recompute)
     with pytest.raises(DoesNotFit, match=remedy):
-        outcome.memory.refuse_too_much(outcome.plan, outcome.layout)
+        replace(full_size.memory, **memory).refuse_too_much(full_size.plan, layout)
 
 
-@pytest.mark.parametrize(
-    ("global_batch", "remedy"),
-    # With several micro-batches gradients stay whole.
-    [(64, "reshard-after-forward=true"), (1024, "raise tensor-parallel")],
-)
-def test_resharding_is_the_remedy_where_it_suffices(global_batch: int, remedy: str) -> None:
+def test_resharding_is_the_remedy_where_it_suffices() -> None:
     kind = find_instance_type("trn2.48xlarge")
-    changed: dict[str, Value] = {"tensor_parallel": 1, "global_batch": global_batch}
-
-    def planned(**more: Value) -> DryRun:
-        values = defaults("llama2-7b", **changed, **more)
-        return dry_run("llama2-7b", values, num_nodes=1, instance_type=kind)
-
-    refused = planned()
-    with pytest.raises(DoesNotFit, match=remedy):
+    # With several micro-batches gradients would stay whole.
+    changed: dict[str, Value] = {"tensor_parallel": 1, "global_batch": 64}
+    refused, outcome = (
+        dry_run(
+            "llama2-7b",
+            defaults("llama2-7b", **changed, reshard_after_forward=reshard),
+            num_nodes=1,
+            instance_type=kind,
+        )
+        for reshard in (False, True)
+    )
+    with pytest.raises(DoesNotFit, match="reshard-after-forward=true"):
         refused.memory.refuse_too_much(refused.plan, refused.layout)
-    outcome = planned(reshard_after_forward=True)
-    assert (outcome.memory.total <= outcome.memory.available) == ("reshard" in remedy)
+    outcome.memory.refuse_too_much(outcome.plan, outcome.layout)
 
 
 def test_a_type_without_torchneuron_refuses_resharding(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,28 +93,21 @@ def test_a_type_without_torchneuron_refuses_resharding(capsys: pytest.CaptureFix
     assert "reshard-after-forward=true needs TorchNeuron" in capsys.readouterr().err
 
 
-def test_an_exact_fit_is_not_refused(full_size: DryRun) -> None:
-    exact = Memory(weights=1, gradients=2, optimizer=3, activations=4, available=10)
-    exact.refuse_too_much(full_size.plan, full_size.layout)
-
-
-@pytest.mark.parametrize(("recompute", "words"), [("attention", "recompute=auto"), ("auto", "")])
 def test_a_plan_that_leaves_the_compiler_little_memory_gets_a_warning(
-    capsys: pytest.CaptureFixture[str], recompute: str, words: str
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = ["llama2-7b", "--micro-batch=3", "--global-batch=48", f"--recompute={recompute}"]
-    assert main([*asked, "--nodes=4"]) == 0
+    words = ["--micro-batch=3", "--global-batch=48", "--recompute=attention"]
+    assert main(["llama2-7b", *words, "--nodes=4"]) == 0
     said = capsys.readouterr().err
-    if words:
-        assert "dry run: warning: the plan fills 91% of a rank's memory, and beyond 75%" in said
-        assert said.rstrip().endswith(f"set {words}")
-    else:
-        assert not said
+    assert "dry run: warning: the plan fills 91% of a rank's memory, and beyond 75%" in said
+    assert said.rstrip().endswith("set recompute=auto")
 
 
 def test_the_command_prints_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch(["llama-tiny", "--dry-run-full", "--nodes", "1", "--json"], {}) == 0
-    document = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    assert not said.err
+    document = json.loads(said.out)
     assert document["num_ranks"] == 32
     assert document["plan_agrees"] is True
 

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.training.llama.conftest import LoneDevice
-from training.backends import open_model_parallel
+from training.backends import open_backend
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.models.llama.data import random_batches
@@ -21,9 +21,11 @@ from training.models.llama.dry_run import dry_run
 from training.models.llama.huggingface import decoder_config, initial_weight, meta_model
 from training.models.llama.network import LlamaNetwork
 from training.models.llama.parallel import parallelize
-from trainium_catalogue.instances import find_instance_type
+from trainium_catalogue.instances import InstanceType, find_instance_type
 from trainium_catalogue.models.presets import MODELS, ModelShape
+from trainium_catalogue.parameters.layout import Layout, activation_bytes
 from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.plan import GIB, TrainingPlan
 from trainium_catalogue.workloads import WORKLOADS
 
 LLAMA_3_1 = {
@@ -111,7 +113,8 @@ def config_of(name: str, *words: str) -> TrainConfig:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_model_is_configured_as_published(name: str) -> None:
-    published, _ = PUBLISHED[name]
+    published, num_parameters = PUBLISHED[name]
+    assert shape_of(name).num_parameters == num_parameters
     found = decoder_config(shape_of(name), seq_len=4096).to_dict()
 
     assert {key: found[key] for key in published} == published
@@ -122,7 +125,7 @@ def test_a_model_is_configured_as_published(name: str) -> None:
     assert not different
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TINY)
 def test_the_plan_counts_the_parameters_pytorch_builds(name: str) -> None:
     config = config_of(name, "--tensor-parallel=1", "--global-batch=1")
     model = meta_model(decoder_config(config.shape, seq_len=config.plan.seq_len))
@@ -130,34 +133,52 @@ def test_the_plan_counts_the_parameters_pytorch_builds(name: str) -> None:
 
     assert config.shape == MODELS[name].shape
     assert config.shape.num_parameters == sum(one.numel() for one in parameters)
-    assert config.shape.num_parameters == PUBLISHED.get(name, (0, config.shape.num_parameters))[1]
     norms = sum(one.numel() for one in parameters if one.dim() == 1)
     assert shape_of(name).num_norm_parameters == norms
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_fits_its_type_and_its_plan_agrees_with_pytorchs_shards(name: str) -> None:
+def defaults_of(name: str) -> tuple[dict[str, Value], int, InstanceType]:
+    """Return a model's parameters, number of nodes and instance type."""
     kind = find_instance_type("trn2.48xlarge" if name in LARGE else "trn1.32xlarge")
     workload = WORKLOADS["pretrain"].of_model({"model": name})
     values = {item.name: item.default for item in workload.parameters}
-    found = dry_run("pretrain", values, num_nodes=workload.default_nodes, instance_type=kind)
+    return values, workload.default_nodes, kind
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_fits_its_type(name: str) -> None:
+    values, num_nodes, kind = defaults_of(name)
+    plan = TrainingPlan.from_values(values, num_nodes * kind.processes_per_node)
+    needed = plan.state_bytes_per_rank + activation_bytes(plan, Layout.choose(values, plan))
+
+    hbm_gib = kind.hbm_gib_per_device * kind.num_neuron_devices
+    assert needed <= hbm_gib * GIB // kind.num_logical_cores
+
+
+# Tied, untied, and with more ranks than key-value heads.
+@pytest.mark.parametrize("name", ["llama3.2-1b", "qwen3-8b", "qwen3-32b"])
+def test_a_models_plan_agrees_with_pytorchs_shards(name: str) -> None:
+    values, num_nodes, kind = defaults_of(name)
+    found = dry_run("pretrain", values, num_nodes=num_nodes, instance_type=kind)
 
     assert found.agrees
-    found.memory.refuse_too_much(found.plan, found.layout)
     state = found.memory.total - found.memory.activations
     assert state == found.plan.state_bytes_per_rank
 
 
 @pytest.mark.parametrize(
     ("name", "adapters"),
-    [*((name, {}) for name in MODELS), ("llama3.1-8b", {"lora-rank": 64, "init-from": "given"})],
+    # Untied, tied, and with frozen weights.
+    [
+        ("llama3.1-8b", {}),
+        ("qwen3-0.6b", {}),
+        ("llama3.2-1b", {"lora-rank": 64, "init-from": "given"}),
+    ],
 )
 def test_plan_of_resharded_weights_agrees_with_pytorchs_modules(
     name: str, adapters: dict[str, Value]
 ) -> None:
-    workload = WORKLOADS["pretrain"].of_model({"model": name})
-    values = {item.name: item.default for item in workload.parameters}
-    values |= {"reshard-after-forward": True, **adapters}
+    values = {**defaults_of(name)[0], "reshard-after-forward": True, **adapters}
     kind = find_instance_type("trn2.48xlarge")
     found = dry_run("pretrain", values, num_nodes=1, instance_type=kind)
 
@@ -218,11 +239,10 @@ def test_loss_and_gradients_are_transformers_own(name: str, tied: bool) -> None:
     shape = replace(shape_of(name), vocab_size=64, tie_word_embeddings=tied)
     config = replace(config, plan=replace(config.plan, shape=shape), max_grad_norm=0.0)
     tokens = random_batches(vocab_size=64, seed=1, seq_len=config.plan.seq_len)(range(2))
-    backend: Any = open_model_parallel(
+    backend: Any = open_backend(
         config,
         LoneDevice(),
         LlamaNetwork(config),
-        peak_flops=None,
     )
     backend.build()
     loss = backend.forward_backward(tokens, is_last=True)

@@ -14,7 +14,6 @@ from tests.training.llama.conftest import LoneDevice
 from training.backends.base import WeightPart
 from training.backends.nxd import NxdBackend
 from training.backends.nxd_shards import _Shard
-from training.backends.optimizers import TracedAdamW
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
@@ -51,9 +50,11 @@ def config_of(*words: str, num_ranks: int = 1) -> TrainConfig:
 def backend_of(config: TrainConfig, **more: Any) -> NxdBackend:
     """Return a single-rank backend whose model is not built yet."""
     device = LoneDevice(DeviceKind.XLA)
-    return NxdBackend(
-        config, device, LlamaNetwork(config), ranks=Ranks.open(), peak_flops=None, **more
-    )
+    return NxdBackend(config, device, LlamaNetwork(config), ranks=Ranks.open(), **more)
+
+
+def nxd_llama(*words: str, num_ranks: int = 1) -> NxdLlama:
+    return LlamaNetwork(config_of(*words, num_ranks=num_ranks)).for_nxd()
 
 
 def call(name: str) -> dict[str, Any]:
@@ -62,35 +63,24 @@ def call(name: str) -> dict[str, Any]:
     return found[0]
 
 
-def test_nxd_is_configured_by_the_run() -> None:
-    config = config_of("--max-grad-norm=0.7", "--weight-decay=0.02", "--beta2=0.95")
-    backend_of(config).build()
+@pytest.mark.parametrize(
+    ("words", "recomputed", "limit"),
+    [
+        (("--max-grad-norm=0.7",), [Gate, AttentionCore], 0.7),
+        (("--recompute=layers",), "full", 1.0),
+        # Without clipping the norm is still measured.
+        (("--max-grad-norm=0", "--activation-checkpointing=false"), None, 1e30),
+    ],
+)
+def test_nxd_is_configured_by_the_run(
+    words: tuple[str, ...], recomputed: object, limit: float
+) -> None:
+    backend_of(config_of(*words)).build()
 
     settings = call("neuronx_distributed_config")
-    assert settings["tensor_parallel_size"] == 1
-    assert settings["activation_checkpoint_config"] == [Gate, AttentionCore]
-    assert settings["optimizer_config"] == {
-        "zero_one_enabled": True,
-        "grad_clipping": True,
-        "max_grad_norm": 0.7,
-    }
-    optimizer = call("initialize_parallel_optimizer")
-    assert optimizer["optimizer_class"] is TracedAdamW
-    assert (optimizer["max_norm"], optimizer["betas"]) == (0.7, (0.9, 0.95))
-
-
-def test_whole_layers_are_recomputed_on_request() -> None:
-    backend_of(config_of("--recompute=layers")).build()
-
-    assert call("neuronx_distributed_config")["activation_checkpoint_config"] == "full"
-
-
-def test_without_clipping_the_norm_is_still_measured() -> None:
-    backend = backend_of(config_of("--max-grad-norm=0", "--activation-checkpointing=false"))
-    backend.build()
-
-    assert call("neuronx_distributed_config")["activation_checkpoint_config"] is None
-    assert call("initialize_parallel_optimizer")["max_norm"] == 1e30
+    assert settings["activation_checkpoint_config"] == recomputed
+    assert settings["optimizer_config"]["max_grad_norm"] == limit
+    assert call("initialize_parallel_optimizer")["max_norm"] == limit
 
 
 def test_nxd_refuses_ranks_that_would_share_a_head() -> None:
@@ -98,7 +88,7 @@ def test_nxd_refuses_ranks_that_would_share_a_head() -> None:
     config = TrainConfig.from_values(parse(words).values, 4)
 
     with pytest.raises(ValueError, match="--tensor-parallel 4 exceeds the 2 key-value heads"):
-        NxdBackend(config, LoneDevice(), LlamaNetwork(config), ranks=Ranks.open(), peak_flops=None)
+        NxdBackend(config, LoneDevice(), LlamaNetwork(config), ranks=Ranks.open())
 
 
 def test_weight_decay_excludes_norms() -> None:
@@ -111,24 +101,18 @@ def test_weight_decay_excludes_norms() -> None:
 
 
 def test_every_module_of_the_plan_is_replaced() -> None:
-    model = NxdLlama(config_of()).model()
-    kinds = {name: type(module) for name, module in model.named_modules()}
-    layer = "model.layers.1"
-    for name in ("self_attn.qkv_proj.fused", "mlp.gate_up_proj.fused"):
-        assert kinds[f"{layer}.{name}"] is fake_nxd.ColumnParallelLinear
-    for name in ("self_attn.o_proj", "mlp.down_proj"):
-        module = model.get_submodule(f"{layer}.{name}")
-        assert isinstance(module, fake_nxd.RowParallelLinear)
-        assert module.input_is_parallel
-    assert kinds["model.embed_tokens"] is fake_nxd.ParallelEmbedding
-    assert isinstance(model.lm_head, fake_nxd.ColumnParallelLinear)
+    model = nxd_llama().model()
+
+    rows = [m for m in model.modules() if isinstance(m, fake_nxd.RowParallelLinear)]
+    assert len(rows) == 2 * len(model.model.layers)
+    assert all(module.input_is_parallel for module in rows)
     assert not model.lm_head.gather_output
-    left = [n for n, kind in kinds.items() if kind in (torch.nn.Linear, torch.nn.Embedding)]
-    assert left == []
+    kinds = {type(module) for module in model.modules()}
+    assert not kinds & {torch.nn.Linear, torch.nn.Embedding}
 
 
 def test_projections_stay_separate_on_request() -> None:
-    model = NxdLlama(config_of("--fused-projections=false")).model()
+    model = nxd_llama("--fused-projections=false").model()
 
     columns = [m for m in model.modules() if isinstance(m, fake_nxd.ColumnParallelLinear)]
     assert len(columns) == 5 * len(model.model.layers) + 1
@@ -136,7 +120,7 @@ def test_projections_stay_separate_on_request() -> None:
 
 def _are_divided(*words: str) -> bool:
     """Return whether two ranks that share a model shard the sequences."""
-    network = NxdLlama(config_of("--tensor-parallel=2", *words, num_ranks=4))
+    network = nxd_llama("--tensor-parallel=2", *words, num_ranks=4)
     model = network.model()
     parallel = [m for m in model.modules() if type(m).__module__ == fake_nxd.__name__]
     (divided,) = {module.sequence_parallel for module in parallel}
@@ -160,7 +144,7 @@ def test_divisible_sequences_are_sharded() -> None:
 
 def test_gradients_of_inputs_are_summed_in_the_dtype_of_the_activations() -> None:
     # Any other dtype makes the real NxD drop the sum, see nxd_layers.py.
-    model = NxdLlama(config_of()).model()
+    model = nxd_llama().model()
     columns = [m for m in model.modules() if isinstance(m, fake_nxd.ColumnParallelLinear)]
     assert columns
     assert {module.reduce_dtype for module in columns} == {model.dtype} == {torch.bfloat16}
@@ -185,7 +169,7 @@ def test_a_rank_holds_its_shard_of_the_full_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _set_parallel_ranks(monkeypatch, data=0, tensor=1)
-    builder = NxdLlama(config_of("--tensor-parallel=2", num_ranks=4))
+    builder = nxd_llama("--tensor-parallel=2", num_ranks=4)
     model = builder.model()
     attention = model.model.layers[0].self_attn
     # As left by NxD: this rank's shard, bf16, not yet filled.
@@ -217,33 +201,26 @@ def test_each_micro_batch_is_one_graph_and_each_step_one_more(laptop: Laptop) ->
     assert fake_nxd.names().count("all_reduce") == 2
 
 
-@pytest.mark.parametrize("asynchronous", ["true", "false"])
 def test_an_interrupted_run_has_the_losses_of_an_uninterrupted_one(
-    laptop: Laptop, asynchronous: str, monkeypatch: pytest.MonkeyPatch
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, pieces = f"nxd-whole-{asynchronous}", f"nxd-pieces-{asynchronous}"
-    words = (f"--async-save={asynchronous}", "--save-every=2")
-    train(laptop, *words, run=whole)
+    train(laptop, "--save-every=2", run="nxd-whole")
     for _ in range(2):
         fake_nxd.install(monkeypatch)  # another process
-        train(laptop, *words, "--steps-this-run=3", run=pieces)
+        train(laptop, "--save-every=2", "--steps-this-run=3", run="nxd-pieces")
 
-    assert laptop.losses(pieces) == laptop.losses(whole)
+    assert laptop.losses("nxd-pieces") == laptop.losses("nxd-whole")
 
 
-@pytest.mark.parametrize(
-    "kinds", [(DeviceKind.XLA, DeviceKind.CPU), (DeviceKind.CPU, DeviceKind.XLA)]
-)
-def test_a_run_resumes_with_the_other_backend(
-    laptop: Laptop, kinds: tuple[DeviceKind, DeviceKind]
-) -> None:
-    run = f"nxd-other-{kinds[0]}"
-    for kind in kinds:
-        laptop.train(f"--max-steps={STEPS}", "--steps-this-run=3", run=run, kind=kind)
-    laptop.train(f"--max-steps={STEPS}", run=f"{run}-whole")
+def test_a_run_resumes_with_the_other_backend(laptop: Laptop) -> None:
+    words = (f"--max-steps={STEPS}", "--steps-this-run=2")
+    for kind in (DeviceKind.XLA, DeviceKind.CPU, DeviceKind.XLA):
+        laptop.train(*words, run="nxd-other", kind=kind)
+    laptop.train(f"--max-steps={STEPS}", run="nxd-other-whole")
 
     # If moments or master weights were lost, the losses would differ.
-    assert laptop.losses(run) == pytest.approx(laptop.losses(f"{run}-whole"), rel=4e-3)
+    whole = laptop.losses("nxd-other-whole")
+    assert laptop.losses("nxd-other") == pytest.approx(whole, rel=4e-3)
 
 
 def test_new_runs_gather_weights_as_resumed_ones_do(
@@ -307,9 +284,9 @@ def test_compiling_counts_as_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.core.heartbeat._HEARTBEAT_S", 0.01)
     backend = backend_of(config_of(), report=said.append)
 
-    def beats() -> int:
+    def beats(**kind: bool) -> int:
         before = len(said)
-        with backend._heartbeat.waiting():
+        with backend._heartbeat.waiting(**kind):
             time.sleep(0.2)
         return len(said) - before
 
@@ -318,6 +295,7 @@ def test_compiling_counts_as_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     backend._heartbeat.step_made()
     backend._heartbeat.step_made()
     assert beats() == 0  # silence is a hang again
+    assert beats(is_first=True) > 1  # of an evaluation
     fake_nxd.COMPILATIONS.update(begun=5, ended=4)
     assert beats() > 1  # at any step
     fake_nxd.COMPILATIONS.update(ended=5)

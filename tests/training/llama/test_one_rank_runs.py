@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import threading
-import time
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.training.checkpoint.documents import assert_valid
 from tests.training.llama.conftest import write_dataset
 from training.core.contract import NodeContract
-from training.storage.run_lock import Holder, RunLock, RunLocked, RunLost
+from training.storage.run_lock import Holder, RunLock, RunLost
 from training.trainer.runs import RunConfigError
 from trainium_catalogue.parameters.training import SHAPE_FIELDS
 
@@ -135,13 +133,6 @@ def test_the_results_have_the_names_of_the_reference(laptop: Laptop, whole: list
     assert named["Final loss"]["MeasuredValue"] == round(whole[-1], 4)
 
 
-def test_a_finished_run_exits_at_once(laptop: Laptop, whole: list[float]) -> None:
-    laptop.train(run="whole", tiny=False)
-
-    assert laptop.losses("whole") == whole
-    assert laptop.status("whole")["state"] == "finished"
-
-
 def test_a_run_past_its_requested_steps_is_complete(laptop: Laptop) -> None:
     laptop.train("--max-steps=3", run="fewer")
     laptop.train("--max-steps=2", run="fewer")
@@ -186,38 +177,6 @@ def test_another_tokenizer_is_refused(laptop: Laptop) -> None:
 
     with pytest.raises(RunConfigError, match=r"cannot continue with tokenizer_sha256=cccccccccccc"):
         laptop.train(run="changes", tiny=False)
-
-
-def test_another_model_is_refused(laptop: Laptop, whole: list[float]) -> None:
-    with pytest.raises(RunConfigError, match=r"cannot continue with hidden-size=64 \(the run has"):
-        laptop.train("--hidden-size=64", run="whole", tiny=False)
-
-
-def test_a_second_job_for_a_run_in_training_is_refused(laptop: Laptop, whole: list[float]) -> None:
-    objects = laptop.objects.at("runs/held")
-    holder = Holder(
-        job_id="first", attempt=1, node="", since="then", heartbeat="0", heartbeat_s=0.5
-    )
-    ended = threading.Event()
-
-    def renew() -> None:
-        for number in range(1000):
-            objects.put(
-                "lock.json", json.dumps(asdict(holder) | {"heartbeat": str(number)}).encode()
-            )
-            if ended.wait(0.1):
-                return
-
-    thread = threading.Thread(target=renew)
-    thread.start()
-    while not laptop.file("lock.json", "held").exists():
-        time.sleep(0.01)
-    try:
-        with pytest.raises(RunLocked, match="run held has been in use by job first"):
-            laptop.train(run="held")
-    finally:
-        ended.set()
-        thread.join()
 
 
 def test_a_job_that_loses_the_run_lock_stops_writing_its_status(

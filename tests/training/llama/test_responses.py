@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from tests.training.datasets.packed import put_manifest, put_shard
 from tests.training.llama import fake_nxd
-from tests.training.llama.conftest import TINY
-from tests.training.worker_ranks import run_on_ranks
 from training.backends.base import WEIGHTS
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
@@ -22,7 +19,7 @@ from training.datasets.manifest import COUNTED, PackedManifest, Validation
 from training.datasets.samples.packed import PackedDataset
 from training.models.llama.data import packed_batches
 from training.models.llama.huggingface import decoder_config, initial_weight
-from training.storage import Objects, open_objects
+from training.storage import Objects
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -123,12 +120,10 @@ def figures(laptop: Laptop, run: str) -> list[float]:
     return steps + [line["val_loss"] for line in laptop.lines(run, "evaluation")]
 
 
-@pytest.mark.parametrize("micro_batch", [1, 8])
-def test_any_accumulation_gives_the_same(chats: Laptop, micro_batch: int) -> None:
-    run = f"chats-{micro_batch}"
-    chats.train(*WORDS, f"--micro-batch={micro_batch}", run=run)
+def test_any_accumulation_gives_the_same(chats: Laptop) -> None:
+    chats.train(*WORDS, "--micro-batch=1", run="chats-1")
 
-    assert figures(chats, run) == pytest.approx(figures(chats, "chats"), abs=1e-5)
+    assert figures(chats, "chats-1") == pytest.approx(figures(chats, "chats"), abs=1e-5)
 
 
 def test_document_masks_apply_to_responses(chats: Laptop) -> None:
@@ -148,21 +143,3 @@ def test_its_graphs_are_compiled_without_a_dataset(chats: Laptop) -> None:
     chats.train("--compile-only", "--responses", "--eval-every=2", run="compiles")
 
     assert not chats.file("", "compiles").exists()
-
-
-# On one rank: test_any_accumulation_gives_the_same.
-@pytest.mark.full
-def test_ranks_with_different_counts_weight_every_token_equally(
-    chats: Laptop, tmp_path: Path
-) -> None:
-    build = tmp_path / "build"
-    write_chats(open_objects(str(build / "datasets/chats"), region=None, endpoint_url=None))
-    shape = (*TINY[:-3], "--micro-batch=2", "--warmup-steps=2", "--lr=0.01", "--tensor-parallel=1")
-    run_on_ranks(tmp_path, "llama-tiny", (*shape, *WORDS), run="two", num_ranks=2)
-
-    two = type(chats)(build)
-    assert figures(two, "two") == pytest.approx(figures(chats, "chats"), abs=1e-5)
-    norms = [line["grad_norm"] for line in two.lines("two", "step")]
-    assert norms == pytest.approx(
-        [line["grad_norm"] for line in chats.lines("chats", "step")], rel=1e-4
-    )

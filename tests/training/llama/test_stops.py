@@ -54,12 +54,14 @@ def whole(laptop: Laptop) -> list[float]:
     return laptop.losses("whole")
 
 
-@pytest.mark.parametrize("micro", [1, MICRO_BATCHES - 1])
+@pytest.mark.parametrize(
+    "words", [(), pytest.param(("--save-every=2",), id="which is saved already")]
+)
 def test_a_stop_drops_the_partial_step_and_saves_the_previous_one(
-    laptop: Laptop, whole: list[float], micro: int
+    laptop: Laptop, whole: list[float], words: tuple[str, ...]
 ) -> None:
-    run = f"stopped-{micro}"
-    stop_in(laptop, run, 3, micro)
+    run = f"stopped-{len(words)}"
+    stop_in(laptop, run, 3, MICRO_BATCHES - 1, *words)
 
     assert saved(laptop, run) == [2]
     laptop.train(run=run, tiny=False)
@@ -99,9 +101,3 @@ def test_a_stop_in_a_jobs_first_step_saves_and_loses_nothing(
 
     laptop.train(run="early", tiny=False)
     assert laptop.losses("early") == whole
-
-
-def test_an_already_saved_step_is_not_saved_again(laptop: Laptop) -> None:
-    stop_in(laptop, "saved", 3, 5, "--save-every=2")
-
-    assert saved(laptop, "saved") == [2]

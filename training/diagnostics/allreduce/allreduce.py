@@ -222,7 +222,7 @@ class AllReduce:
                     self._log("first all-reduce: exact on every rank")
         self._log(TABLE_HEAD)
         for position, num_bytes in enumerate(sizes):
-            if not self._decision_of_rank_0(self._time_left_s() > 0):
+            if not self._value_of_rank_0(int(self._time_left_s() > 0)):
                 self._skipped = sizes[position:]
                 self._log(
                     f"total-seconds is exhausted: skipped {counted(len(self._skipped), 'size')}"
@@ -329,11 +329,8 @@ class AllReduce:
         return int(self._device.fetch(shared)[0])
 
     def _value_of_rank_0(self, number: int) -> int:
+        """Return rank 0's number on every rank."""
         return self._sum_over_ranks(number if self._device.rank == 0 else 0)
-
-    def _decision_of_rank_0(self, decision: bool) -> bool:
-        """Return rank 0's decision on every rank."""
-        return bool(self._value_of_rank_0(int(decision)))
 
     def _time_left_s(self) -> float:
         return self._sweep.total_seconds - (time.monotonic() - self._started_s)

@@ -139,13 +139,6 @@ def pod_identity(node: ProbedNode) -> ProbeResult:
     )
 
 
-@PROBES.probe("endpoints-admit-tasks", needs=("Batch", "AWS", "check cache"))
-def endpoints(node: ProbedNode) -> ProbeResult:
-    """The task can reach the bucket."""
-    check = node.checks["cache"]
-    return ProbeResult(ok=check.ok, seen=check.detail, expected="an object written and read")
-
-
 @PROBES.probe("node-dns", needs=("AWS",))
 def name_service(node: ProbedNode) -> ProbeResult:
     """/etc/resolv.conf lists a name server that resolves the S3 endpoint."""

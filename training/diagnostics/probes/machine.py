@@ -31,11 +31,7 @@ def chips(node: ProbedNode) -> ProbeResult:
     output = subprocess.run(
         [command, "--json-output"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
     ).stdout
-    return judge_chips(node, output)
-
-
-def judge_chips(node: ProbedNode, output: str) -> ProbeResult:
-    """Compare the output of neuron-ls (Neuron documentation, neuron-ls user guide)."""
+    # Neuron documentation, neuron-ls user guide.
     document = json.loads(output)
     chips = document if isinstance(document, list) else document["neuron_devices"]
     cores = sum(int(chip["nc_count"]) for chip in chips)
@@ -176,22 +172,30 @@ def no_huge_pages(node: ProbedNode) -> ProbeResult:
     )
 
 
-# Claims settled by verify's checks: requirement, check, expected finding.
+# Claims settled by verify's checks: requirements, check, expected finding.
 _CLAIMS_OF_CHECKS = {
     # An all-reduce over all ranks is exact on the device.
-    "device-all-reduce": ("neuron", "sums", "exact sums in int32 and fp32"),
+    "device-all-reduce": (("neuron",), "sums", "exact sums in int32 and fp32"),
     # Every gradient matches the CPU's, at the tensor-parallel degree of llama2-7b.
-    "nxd-input-gradients": ("torch_xla", "gradients", "gradients that match those on CPU"),
+    "nxd-input-gradients": (("torch_xla",), "gradients", "gradients that match those on CPU"),
     # Gradients, losses and norms of BERT and the MNIST network match those on CPU on all ranks.
     "data-parallel-gradients": (
-        "torch_xla",
+        ("torch_xla",),
         "data-parallel",
         "gradients, losses and norms that match those on CPU",
     ),
     # The modules of Llama (verify trains a tiny one) compile and compute correctly.
-    "eager-attention-compiles": ("neuron", "parity", "losses that match those on CPU"),
+    "eager-attention-compiles": (("neuron",), "parity", "losses that match those on CPU"),
     # Nothing is compiled after the first step, even late in a run or after resuming.
-    "one-graph-a-step": ("torch_xla", "graphs", "as many graphs as after the first step"),
+    "one-graph-a-step": (("torch_xla",), "graphs", "as many graphs as after the first step"),
+    # The task can reach the bucket.
+    "endpoints-admit-tasks": (("Batch", "AWS"), "cache", "an object written and read"),
+    # Ranks on NxD wrote a checkpoint to the bucket and read it back.
+    "nxd-upload": (
+        ("torch_xla", "a bucket"),
+        "resume",
+        "a checkpoint from which training resumes with the same losses",
+    ),
 }
 
 
@@ -203,8 +207,8 @@ def _probe_of_check(check: str, expected: str) -> Callable[[ProbedNode], ProbeRe
     return compare
 
 
-for _claim, (_device, _check, _expected) in _CLAIMS_OF_CHECKS.items():
-    PROBES.probe(_claim, needs=(_device, f"check {_check}"))(_probe_of_check(_check, _expected))
+for _claim, (_needs, _check, _expected) in _CLAIMS_OF_CHECKS.items():
+    PROBES.probe(_claim, needs=(*_needs, f"check {_check}"))(_probe_of_check(_check, _expected))
 
 
 @PROBES.probe(
@@ -229,15 +233,4 @@ def first_step(node: ProbedNode) -> ProbeResult:
         ok=seconds < limit,
         seen=f"{seconds:.0f} s for the first step of the tiny model, including compilation",
         expected=f"less than {limit:.0f} s",
-    )
-
-
-@PROBES.probe("nxd-upload", needs=("torch_xla", "a bucket", "check resume"))
-def nxd_upload(node: ProbedNode) -> ProbeResult:
-    """Ranks on NxD wrote a checkpoint to the bucket and read it back."""
-    check = node.checks["resume"]
-    return ProbeResult(
-        ok=check.ok,
-        seen=check.detail,
-        expected="a checkpoint from which training resumes with the same losses",
     )

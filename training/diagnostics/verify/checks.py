@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import torch
 
 from training.core.ranks import Ranks
 from training.diagnostics.allreduce.sweep import compare, rank_pattern, sum_pattern, tile
+from training.diagnostics.probes.node import VerifyResult
 from training.diagnostics.verify import reference
 from training.diagnostics.verify.reference import ReferenceModel, Step, deviations
 from training.diagnostics.verify.run import TrialRun
@@ -28,11 +30,13 @@ from training.diagnostics.verify.settings import (
     bert_config_for,
     config_for,
     digits_config_for,
+    family_config_for,
     images,
     sentences,
     tokens,
 )
 from training.models.bert.network import BertNetwork
+from training.models.llama.network import LlamaNetwork
 from training.models.mnist.network import MlpNetwork
 from trainium_catalogue.contract import CACHE_PREFIX
 from trainium_catalogue.parameters.verify import FAMILIES
@@ -51,16 +55,7 @@ GOLDEN = Path(__file__).with_name("golden.json")
 training.diagnostics.verify.checks > training/diagnostics/verify/golden.json``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
-    """The result of one check."""
-
-    check: str
-    ok: bool
-    detail: str
-
-
-def sums(device: Device, ranks: Ranks) -> CheckResult:
+def sums(device: Device, ranks: Ranks) -> VerifyResult:
     """Check sums over all ranks against exact values, in types that represent them exactly."""
     example = ""
     for data_type in (torch.int32, torch.float32):
@@ -72,27 +67,25 @@ def sums(device: Device, ranks: Ranks) -> CheckResult:
     wrong = [(rank, text) for rank, text in enumerate(ranks.gather(example)) if text]
     if wrong:
         rank, text = wrong[0]
-        return CheckResult(
-            check="sums",
+        return VerifyResult(
             ok=False,
             detail=f"wrong on {counted(len(wrong), 'rank')}, first on rank {rank}{text}",
         )
     detail = f"{_ELEMENTS} elements over {device.num_ranks} ranks are exact in int32 and fp32"
-    return CheckResult(check="sums", ok=True, detail=detail)
+    return VerifyResult(ok=True, detail=detail)
 
 
-def cache(storage: Objects, context: NodeContract, ranks: Ranks) -> CheckResult:
+def cache(storage: Objects, context: NodeContract, ranks: Ranks) -> VerifyResult:
     """Check that an object written to the compile cache can be read back."""
 
-    def write() -> CheckResult:
+    def write() -> VerifyResult:
         key = f"{CACHE_PREFIX}verify/{context.job_id}"
         data = context.run.encode()
         storage.put(key, data)
         same = storage.get(key) == data
         storage.delete([key])
         detail = f"{storage.uri}/{CACHE_PREFIX} stores and returns objects"
-        return CheckResult(
-            check="cache",
+        return VerifyResult(
             ok=same,
             detail=detail if same else "the bytes read differ from those written",
         )
@@ -100,15 +93,14 @@ def cache(storage: Objects, context: NodeContract, ranks: Ranks) -> CheckResult:
     return ranks.agree(write)
 
 
-def attention(device: Device, tolerance: Tolerance, ranks: Ranks) -> CheckResult:
+def attention(device: Device, tolerance: Tolerance, ranks: Ranks) -> VerifyResult:
     """Check Neuron's flash-attention kernel, which the tiny models' sequences are too short for."""
     from training.diagnostics.verify.attention import distances
 
     every = ranks.gather(distances(device))
     worst = {name: max((found[name] for found in every), key=_with_nan_last) for name in every[0]}
     shown = ", ".join(f"{name} {distance:.1e}" for name, distance in worst.items())
-    return CheckResult(
-        check="attention",
+    return VerifyResult(
         # A NaN is never within the tolerance.
         ok=all(distance <= tolerance.gradient for distance in worst.values()),
         detail=f"maximum errors (tolerance {tolerance.gradient:.0e}): {shown}",
@@ -141,18 +133,17 @@ class LlamaChecks:
         self._run.train_to(step)
         return self._run.steps
 
-    def gradients(self) -> CheckResult:
+    def gradients(self) -> VerifyResult:
         """Check the first step's norm, and the gradient and weight of every parameter."""
         (_, norm), *_ = self._train_to(1)
         place, info = self._run.saved(1)
 
-        def compare() -> CheckResult:
+        def compare() -> VerifyResult:
             expected = reference.llama(self._run.config)
             batch = tokens(range(expected.config.plan.global_batch))
             found = compare_first_step(expected, batch, read_whole(place, info))
             off = abs(norm - found.norm) / found.norm
-            return CheckResult(
-                check="gradients",
+            return VerifyResult(
                 # A NaN norm is never within the tolerance.
                 ok=found.ok(self._tolerance.gradient) and off <= self._tolerance.norm,
                 detail=f"{self._topology}: {found.describe(self._tolerance.gradient)}; norm "
@@ -161,12 +152,11 @@ class LlamaChecks:
 
         return self._ranks.agree(compare)
 
-    def parity(self) -> CheckResult:
+    def parity(self) -> VerifyResult:
         """Check losses and norms of all steps."""
         found = self._train_to(STEPS)
         loss, norm = deviations(found, golden())
-        return CheckResult(
-            check="parity",
+        return VerifyResult(
             ok=loss <= self._tolerance.loss and norm <= self._tolerance.norm,
             detail=(
                 f"{self._topology}: loss {found[0][0]:.4f} to {found[-1][0]:.4f} in {STEPS} steps, "
@@ -175,7 +165,7 @@ class LlamaChecks:
             ),
         )
 
-    def resume(self) -> CheckResult:
+    def resume(self) -> VerifyResult:
         """Check that a checkpoint restores state bit for bit, and that steps are reproducible."""
         before = self._train_to(REPEATED_STEP)[SAVED_STEP:REPEATED_STEP]
         loaded = self._run.load(SAVED_STEP)
@@ -192,9 +182,9 @@ class LlamaChecks:
             others = f" and {counted(more, 'other')} differ" if more else " differs"
             detail += f"; saved again, {different[0]}{others}"
         ok = loaded.step == SAVED_STEP and not different and off <= self._tolerance.resumed
-        return CheckResult(check="resume", ok=ok, detail=detail)
+        return VerifyResult(ok=ok, detail=detail)
 
-    def graphs(self) -> CheckResult:
+    def graphs(self) -> VerifyResult:
         """Check that nothing is compiled after the first step, late in a run or on resuming.
 
         Uses torch_xla's count of compilations on this rank.
@@ -207,8 +197,7 @@ class LlamaChecks:
             self._run.step(number, rate=self._run.config.learning_rate)
         counts = self._ranks.gather((self._run.graphs[0], self._run.count()))
         first, last = max(counts, key=lambda pair: pair[1] - pair[0])
-        return CheckResult(
-            check="graphs",
+        return VerifyResult(
             ok=last == first,
             detail=f"{counted(first, 'graph')} compiled up to the first step, {last} in total, "
             f"after {len(self._run.steps)} steps, a save, a load and {LATE_STEPS} steps from "
@@ -235,41 +224,48 @@ class VerifiedModel:
     """A model whose first steps are compared with the reference."""
 
     name: str
+    folder: str
+    """Name of the folder of its checkpoints."""
+    config: Callable[[int, int], TrainConfig]
+    """Builds a configuration from the number of ranks and the tensor-parallel degree."""
+    network: Callable[[TrainConfig], Network]
     batches: Callable[[range], Any]
     reference_of: Callable[[TrainConfig], ReferenceModel]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case(VerifiedModel):
-    """A model that is replicated on every rank."""
-
-    config: Callable[[int], TrainConfig]
-    network: Callable[[TrainConfig], Network]
-
-
-CASES = (
-    Case(
-        name="BERT",
-        config=bert_config_for,
-        network=BertNetwork,
-        batches=sentences,
-        reference_of=reference.bert,
+MODELS = {
+    "data-parallel": (
+        VerifiedModel(
+            name="BERT",
+            folder="bert",
+            config=lambda num_ranks, degree: bert_config_for(num_ranks),
+            network=BertNetwork,
+            batches=sentences,
+            reference_of=reference.bert,
+        ),
+        VerifiedModel(
+            name="digits",
+            folder="digits",
+            config=lambda num_ranks, degree: digits_config_for(num_ranks),
+            network=MlpNetwork,
+            batches=images,
+            reference_of=reference.digits,
+        ),
     ),
-    Case(
-        name="digits",
-        config=digits_config_for,
-        network=MlpNetwork,
-        batches=images,
-        reference_of=reference.digits,
+    # Decoders of families other than Llama.
+    "families": tuple(
+        VerifiedModel(
+            name=name,
+            folder=model,
+            config=partial(family_config_for, model),
+            network=LlamaNetwork,
+            batches=tokens,
+            reference_of=reference.llama,
+        )
+        for name, model in FAMILIES.items()
     ),
-)
-
-
-DECODERS = {
-    model: VerifiedModel(name=name, batches=tokens, reference_of=reference.llama)
-    for name, model in FAMILIES.items()
 }
-"""Decoders of families other than Llama, by model."""
+"""The models of the checks that train several."""
 
 
 def check_case(case: VerifiedModel, run: TrialRun, tolerance: Tolerance) -> tuple[bool, str]:
@@ -300,15 +296,6 @@ def check_case(case: VerifiedModel, run: TrialRun, tolerance: Tolerance) -> tupl
         return ok and not compiled, text
 
     return Ranks.open().agree(compare)
-
-
-def outcome_of(check: str, found: list[tuple[bool, str]]) -> CheckResult:
-    """Combine the results of all cases."""
-    return CheckResult(
-        check=check,
-        ok=all(ok for ok, _ in found),
-        detail=" | ".join(text for _, text in found),
-    )
 
 
 def make_golden() -> dict[str, object]:

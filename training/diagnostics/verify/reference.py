@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from training.backends.base import WeightPart
 from training.core.config import Optimizer
 from training.models.bert.network import bert_config
 from training.models.bert.network import initial_weight as initial_bert
@@ -144,7 +145,7 @@ def bert(config: TrainConfig) -> ReferenceModel:
 def digits(config: TrainConfig) -> ReferenceModel:
     """Build the digit network from torch's own modules."""
     network, model = MlpNetwork(config), Mlp()
-    _fill(model, network.initial_weight)
+    _fill(model, lambda name, size: network.initial_part(WeightPart.entire(name, size)))
     return ReferenceModel(config=config, model=model, loss=network.loss)
 
 

@@ -109,9 +109,7 @@ def num_compiled_graphs(kind: DeviceKind) -> int | None:
     """Count the graphs torch_xla has compiled in this process; None without torch_xla."""
     if kind is not DeviceKind.XLA:
         return None
-    try:
-        from torch_xla.debug import metrics
-    except ImportError:
-        return None
+    from torch_xla.debug import metrics
+
     counted = metrics.metric_data("CompileTime")
     return int(counted[0]) if counted else 0

@@ -6,23 +6,23 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from training.backends import open_data_parallel, open_model_parallel
+from training.backends import open_backend
 from training.core.contract import DeviceKind
 from training.core.failures import describe
 from training.core.ranks import Ranks
 from training.diagnostics.probes import PROBES, ProbedNode, VerifyResult
 from training.diagnostics.probes.node import merged, record, run_probes, waiting
 from training.diagnostics.verify import checks
-from training.diagnostics.verify.checks import CheckResult, LlamaChecks
+from training.diagnostics.verify.checks import LlamaChecks
 from training.diagnostics.verify.reference import Step
 from training.diagnostics.verify.run import TrialRun, num_compiled_graphs
 from training.diagnostics.verify.settings import (
     BF16,
     FP32,
     config_for,
-    family_config_for,
     tokens,
 )
 from training.models.llama.network import LlamaNetwork
@@ -35,7 +35,7 @@ from trainium_catalogue.torus import RANKS_OF_A_CHIP
 from trainium_catalogue.wording import counted
 
 if TYPE_CHECKING:
-    from training.backends.base import Backend
+    from training.backends.base import Network
     from training.core.config import TrainConfig
     from training.core.contract import NodeContract
     from training.core.job import Job
@@ -62,12 +62,12 @@ class Verification:
             region=context.region,
             endpoint_url=context.endpoint_url,
         )
-        self.checks: dict[str, Callable[[], CheckResult]] = {
+        self.checks: dict[str, Callable[[], VerifyResult]] = {
             "sums": lambda: checks.sums(job.device, self._ranks),
             **{name: self._llama_check(name) for name in CHECKS_OF_THE_LLAMA},
-            "families": self._families,
+            "families": lambda: self._train_models("families"),
             "attention": lambda: checks.attention(job.device, self._tolerance, self._ranks),
-            "data-parallel": self._data_parallel,
+            "data-parallel": lambda: self._train_models("data-parallel"),
             "cache": lambda: checks.cache(self._storage, context, self._ranks),
         }
         self._impossible = self._find_impossible()
@@ -82,29 +82,24 @@ class Verification:
                 self._log(f"{name:<13} skipped: {reason}")
         # First, so that findings reach the bucket even if a check crashes. More follow below.
         findings = self._probe(list(PROBES.by_id))
-        outcomes = []
         for name in chosen:
             self._job.progress.report(f"verifying: {name}")
             begin = time.monotonic()
             try:
-                outcome = self.checks[name]()
+                result = self.checks[name]()
             except Exception as error:
                 # End the job, because other ranks may be waiting for this one.
                 raise VerificationFailed(f"check {name} crashed: {describe(error)}") from error
-            self._log(f"{name:<13} {'passed' if outcome.ok else 'FAILED'}: {outcome.detail}")
-            outcomes.append(outcome)
-            self._results[name] = VerifyResult(
-                ok=outcome.ok, detail=outcome.detail, seconds=time.monotonic() - begin
-            )
+            self._log(f"{name:<13} {'passed' if result.ok else 'FAILED'}: {result.detail}")
+            self._results[name] = replace(result, seconds=time.monotonic() - begin)
         self._probe(waiting(findings), findings)
         if self._is_rank_zero:
-            self._write(outcomes)
+            self._write()
         # Wait for the results to be written: the first rank to fail ends the job.
         self._ranks.gather(None)
-        if failed := [outcome for outcome in outcomes if not outcome.ok]:
-            raise VerificationFailed(
-                "; ".join(f"{outcome.check}: {outcome.detail}" for outcome in failed)
-            )
+        failed = [f"{name}: {each.detail}" for name, each in self._results.items() if not each.ok]
+        if failed:
+            raise VerificationFailed("; ".join(failed))
 
     def _probe(self, names: Sequence[str], before: Sequence[Finding] = ()) -> list[Finding]:
         """Run probes on the first worker of every node, and store all findings in the bucket."""
@@ -171,82 +166,61 @@ class Verification:
     def _count_graphs(self) -> int | None:
         return num_compiled_graphs(self._job.device.kind)
 
-    def _llama_check(self, name: str) -> Callable[[], CheckResult]:
-        def check() -> CheckResult:
+    def _llama_check(self, name: str) -> Callable[[], VerifyResult]:
+        def check() -> VerifyResult:
             if self._llama is None:
                 config = self._config()
-                self._run = self._open("llama", config, self._decoder(config), tokens)
+                self._run = self._open("llama", config, LlamaNetwork(config), tokens)
                 self._llama = LlamaChecks(self._run, self._tolerance, Ranks.open())
-            result: CheckResult = getattr(self._llama, name)()
+            result: VerifyResult = getattr(self._llama, name)()
             return result
 
         return check
 
-    def _decoder(self, config: TrainConfig) -> Backend:
-        job = self._job
-        return open_model_parallel(
-            config,
-            job.device,
-            LlamaNetwork(config),
-            peak_flops=None,
-            report=job.progress.report,
+    def _train_models(self, check: str) -> VerifyResult:
+        """Compare a few steps of several models on the same number of ranks."""
+        results = []
+        for case in checks.MODELS[check]:
+            config = case.config(self._job.device.num_ranks, self._degree)
+            run = self._open(case.folder, config, case.network(config), case.batches)
+            results.append(checks.check_case(case, run, self._tolerance))
+        return VerifyResult(
+            ok=all(ok for ok, _ in results), detail=" | ".join(text for _, text in results)
         )
 
-    def _families(self) -> CheckResult:
-        """Check features of other decoders that Llama lacks, on the same number of ranks."""
-        degree, results = self._degree, []
-        for model, case in checks.DECODERS.items():
-            config = family_config_for(model, self._job.device.num_ranks, degree)
-            run = self._open(model, config, self._decoder(config), case.batches)
-            results.append(checks.check_case(case, run, self._tolerance))
-        return checks.outcome_of("families", results)
-
-    def _data_parallel(self) -> CheckResult:
-        """Check the backend for BERT and MNIST with both optimizers."""
-        job, results = self._job, []
-        for case in checks.CASES:
-            config = case.config(job.device.num_ranks)
-            backend = open_data_parallel(
-                config,
-                job.device,
-                case.network(config),
-                peak_flops=None,
-                report=job.progress.report,
-            )
-            run = self._open(case.name.lower(), config, backend, case.batches)
-            results.append(checks.check_case(case, run, self._tolerance))
-        return checks.outcome_of("data-parallel", results)
-
     def _open(
-        self, name: str, config: TrainConfig, backend: Backend, batches: Callable[[range], Any]
+        self, folder: str, config: TrainConfig, network: Network, batches: Callable[[range], Any]
     ) -> TrialRun:
+        report = self._job.progress.report
         return TrialRun(
             config,
-            backend,
+            open_backend(config, self._job.device, network, report=report),
             batches,
-            self._storage.at(f"{run_prefix(self._job.context.run, 'checkpoints')}{name}"),
+            self._storage.at(f"{run_prefix(self._job.context.run, 'checkpoints')}{folder}"),
             count_graphs=self._count_graphs,
             log=self._log,
-            report=self._job.progress.report,
+            report=report,
         )
 
     @property
     def _is_rank_zero(self) -> bool:
         return self._job.device.rank == 0
 
-    def _write(self, outcomes: Sequence[CheckResult]) -> None:
+    def _write(self) -> None:
         context = self._job.context
         steps: list[Step] = self._run.steps if self._run else []
         document = {
             "run": context.run,
             "workload": "verify",
-            "status": "passed" if all(outcome.ok for outcome in outcomes) else "failed",
+            "status": "passed" if all(each.ok for each in self._results.values()) else "failed",
             "device": context.device,
             "instance_type": context.instance_type,
             "neuron_release": context.neuron_release,
             "num_ranks": self._job.device.num_ranks,
             "tensor_parallel": self._run.config.plan.tensor_parallel if self._run else None,
-            "checks": {o.check: {"ok": o.ok, "detail": o.detail} for o in outcomes},
+            "checks": {
+                name: {"ok": each.ok, "detail": each.detail} for name, each in self._results.items()
+            },
             "steps": [{"loss": loss, "grad_norm": norm} for loss, norm in steps],
         }
         for place in self._job.store.finish(document):

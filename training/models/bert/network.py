@@ -72,14 +72,6 @@ class Bert(BertForPreTraining):  # type: ignore[misc]
         ) + entropy(follows.float(), batch["next_sentence_label"])
 
 
-def meta_model(config: BertConfig) -> Bert:
-    """Build the model on the meta device, without allocating its weights."""
-    with torch.device("meta"):
-        model = Bert(config)
-    model.train()
-    return model
-
-
 def initial_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
     """Create the initial value of a whole parameter, fp32 on the host."""
     if name.endswith("LayerNorm.weight"):
@@ -92,19 +84,6 @@ def initial_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
     return weight
 
 
-def restore(model: Bert, device: torch.device) -> None:
-    """Restore tied weights and buffers, which are lost on the move from the meta device.
-
-    The output projection shares the word embedding and the head's bias. If they are tied before the
-    move, torch_xla computes different losses.
-    """
-    model.tie_weights()
-    model.cls.predictions.decoder.bias = model.cls.predictions.bias
-    embeddings = model.bert.embeddings
-    embeddings.position_ids = torch.arange(BERT_POSITIONS, device=device).unsqueeze(0)
-    embeddings.token_type_ids = torch.zeros_like(embeddings.position_ids)
-
-
 class BertNetwork:
     """BERT as a ``Network``."""
 
@@ -115,20 +94,25 @@ class BertNetwork:
         """Build the model on the meta device, to be replicated on every rank."""
         shape = self._config.shape
         assert mesh is None and isinstance(shape, BertShape), shape
-        model: nn.Module = meta_model(bert_config(shape, dropout=self._config.dropout))
-        return model
-
-    def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
-        """Create the initial value of a whole parameter."""
-        return initial_weight(name, size, seed=self._config.seed)
+        with torch.device("meta"):
+            model: nn.Module = Bert(bert_config(shape, dropout=self._config.dropout))
+        return model.train()
 
     def initial_part(self, part: WeightPart) -> torch.Tensor:
         """Create the initial value of part of a parameter."""
-        return part.of(self.initial_weight(part.name, part.whole))
+        return part.of(initial_weight(part.name, part.whole, seed=self._config.seed))
 
     def restore(self, model: Any, device: torch.device) -> None:
-        """Restore tied weights and buffers."""
-        restore(model, device)
+        """Restore tied weights and buffers.
+
+        The output projection shares the word embedding and the head's bias. If they are tied before
+        the move from the meta device, torch_xla computes different losses.
+        """
+        model.tie_weights()
+        model.cls.predictions.decoder.bias = model.cls.predictions.bias
+        embeddings = model.bert.embeddings
+        embeddings.position_ids = torch.arange(BERT_POSITIONS, device=device).unsqueeze(0)
+        embeddings.token_type_ids = torch.zeros_like(embeddings.position_ids)
 
     def layers(self, model: Any) -> Iterable[nn.Module]:
         """List the encoder's layers."""

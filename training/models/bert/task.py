@@ -6,8 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from training.backends import open_data_parallel
-from training.core.config import TrainConfig
+from training.backends import open_backend
 from training.datasets.manifest import DatasetError, DatasetManifest
 from training.datasets.prepared.bert_shards import KIND
 from training.datasets.samples.staging import stage
@@ -16,10 +15,10 @@ from training.models.bert.network import BertNetwork
 from training.trainer.task import Dataset, Report, StagingParameters, Task
 from training.trainer.trainer import train
 from trainium_catalogue.parameters.parameter import Value
-from trainium_catalogue.parameters.plan import TrainingPlan
 
 if TYPE_CHECKING:
     from training.backends.base import Backend, DataParallel
+    from training.core.config import TrainConfig
     from training.core.device import Device
     from training.core.job import Job
 
@@ -34,10 +33,6 @@ def run(job: Job) -> None:
 
 class BertTask(Task):
     """BERT pre-training as a ``Task``."""
-
-    def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
-        """Check that batch, ranks and model are consistent."""
-        TrainingPlan.from_values(values, num_ranks)
 
     def open_data(self, staging: StagingParameters, values: Mapping[str, Value]) -> Dataset:
         """Open a dataset made by prepare."""
@@ -58,19 +53,9 @@ class BertTask(Task):
             content=([staging.cache / file.name for file in manifest.shards], manifest),
         )
 
-    def config(
-        self, values: Mapping[str, Value], num_ranks: int, dataset: Dataset | None
-    ) -> TrainConfig:
-        """Read the parameters."""
-        return TrainConfig.from_values(values, num_ranks)
-
-    def backend(
-        self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
-    ) -> Backend:
+    def backend(self, config: TrainConfig, device: Device, *, report: Report) -> Backend:
         """Open a data-parallel backend."""
-        return open_data_parallel(
-            config, device, BertNetwork(config), peak_flops=peak_flops, report=report
-        )
+        return open_backend(config, device, BertNetwork(config), report=report)
 
     def batches(
         self, config: TrainConfig, dataset: Dataset, backend: Any

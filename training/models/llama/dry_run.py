@@ -67,8 +67,6 @@ class RankShards:
     root: Gathered
     """Everything outside the layers."""
     layer: Gathered
-    shapes: Mapping[str, tuple[int, ...]]
-    """Shape of each parameter on this rank, after tensor parallelism."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +148,6 @@ def measure_shards(plan: TrainingPlan) -> RankShards:
         if plan.lora is not None:
             attach(model, plan.lora, mesh["tensor"] if plan.tensor_parallel > 1 else None)
         whole = _count(model.parameters())
-        shapes = {name: _local(p).shape for name, p in model.named_parameters()}
         of_layer = _count(model.model.layers[0].parameters())
         of_layers = _count(model.model.layers.parameters())
         if plan.data_parallel > 1:
@@ -169,7 +166,6 @@ def measure_shards(plan: TrainingPlan) -> RankShards:
             weights=whole.weights - of_layers.weights, trained=whole.trained - of_layers.trained
         ),
         layer=of_layer,
-        shapes={name: tuple(shape) for name, shape in shapes.items()},
     )
 
 

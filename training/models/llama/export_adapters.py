@@ -95,8 +95,7 @@ class MergedWeights:
         return {name: self._merge(name).to(dtype) for name in names}
 
     def _merge(self, name: str) -> torch.Tensor:
-        size = self._shapes[name]
-        weight = self._pretrained.read(WeightPart(name, size, size, (0,) * len(size)))
+        weight = self._pretrained.read(WeightPart.entire(name, self._shapes[name]))
         module = name.removesuffix(".weight")
         up = self._adapters.get(f"{module}.{UP}.weight")
         if up is None:

@@ -10,7 +10,6 @@ import torch
 from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from training.backends.base import WeightPart
 from training.models.initial import INITIAL_STD, normal_weight
 from trainium_catalogue.models.presets import Family, ModelShape, Shape
 
@@ -79,11 +78,6 @@ def initial_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
     if name.endswith("norm.weight"):
         return torch.ones(size)
     return normal_weight(name, size, seed=seed)
-
-
-def initial_part(part: WeightPart, *, seed: int) -> torch.Tensor:
-    """Create the initial value of part of a parameter."""
-    return part.of(initial_weight(part.name, part.whole, seed=seed))
 
 
 def restore_buffers(model: Any, device: torch.device) -> None:

@@ -6,7 +6,6 @@ unchanged. PEFT's names are derived from these (``export``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -40,13 +39,6 @@ def initial_adapter(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
     return torch.empty(size).uniform_(-bound, bound, generator=generator(name, seed=seed))
 
 
-def projections(model: nn.Module, lora: Lora) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield the projections that get adapters, with their full names."""
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in lora.targets:
-            yield name, module
-
-
 def freeze(model: nn.Module) -> None:
     """Freeze every weight except the adapters'."""
     for name, parameter in model.named_parameters():
@@ -60,7 +52,9 @@ def attach(
 
     Call this after parallelizing the model over ``mesh``, since those hooks must run first.
     """
-    for name, module in projections(model, lora):
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, nn.Linear) or name.rpartition(".")[2] not in lora.targets:
+            continue
         # Without bias, like the projections.
         with torch.device("meta"):
             module.register_module(DOWN, nn.Linear(module.in_features, lora.rank, bias=False))
@@ -75,13 +69,8 @@ def attach(
                         UP: SequenceParallel(use_local_output=True),
                     }
             parallelize_module(module, mesh, style, src_data_rank=None)
-        add_to(module, lora)
+        module.register_forward_hook(_AdapterHook(lora.scale))
     freeze(model)
-
-
-def add_to(module: nn.Module, lora: Lora) -> None:
-    """Register a hook that adds the adapter's output to the projection's."""
-    module.register_forward_hook(_AdapterHook(lora.scale))
 
 
 class _AdapterHook:

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from training.backends.base import Batch, weight_losses
-from training.models.llama.attention import CAUSAL, register_causal
 from training.models.llama.data import model_inputs
 from training.models.llama.head_loss import project_late, token_losses, weighted_loss
 from training.models.llama.huggingface import (
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
     from training.models.llama.nxd import NxdLlama
     from training.models.llama.pretrained import PretrainedModel
 
+
+CAUSAL = "causal_sdpa"
+"""The name under which torch's attention is registered, for which transformers creates no mask.
+
+transformers would size the mask by the hidden states, of which a rank may hold only a part; torch's
+attention has its own causal mask. Four-dimensional masks are used unchanged.
+"""
 
 _aten, _collectives = torch.ops.aten, torch.ops._c10d_functional
 _SAVED_OPERATORS = [
@@ -57,7 +65,7 @@ class LlamaNetwork:
     def build(self, mesh: DeviceMesh | None) -> nn.Module:
         """Build the model without storage, with tensor parallelism by DTensor."""
         config = self._config
-        register_causal()
+        AttentionInterface.register(CAUSAL, sdpa_attention_forward)
         model: Any = meta_model(
             decoder_config(config.shape, seq_len=config.plan.seq_len, attention=CAUSAL)
         )
@@ -74,16 +82,12 @@ class LlamaNetwork:
         built: nn.Module = model
         return built
 
-    def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
-        """Create the initial value of a whole parameter."""
-        make = initial_adapter if is_adapter(name) else initial_weight
-        return make(name, size, seed=self._config.seed)
-
     def initial_part(self, part: WeightPart) -> torch.Tensor:
         """Read part of a parameter from the pretrained weights, if any, or create it."""
         if self._pretrained is not None and not is_adapter(part.name):
             return self._pretrained.read(part)
-        return part.of(self.initial_weight(part.name, part.whole))
+        make = initial_adapter if is_adapter(part.name) else initial_weight
+        return part.of(make(part.name, part.whole, seed=self._config.seed))
 
     def restore(self, model: Any, device: torch.device) -> None:
         """Recompute the rotary frequencies, and restore tied weights."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +13,6 @@ from training.backends.base import Batch, WeightPart
 from training.models.llama.data import DOCUMENTS, TOKENS, attention_mask
 from training.models.llama.head_norm import share_head_norms
 from training.models.llama.huggingface import TIED, decoder_config, meta_model, restore_buffers, tie
-from training.models.llama.huggingface import initial_part as initial_part_of
 from training.models.llama.nxd_attention import FLASH, register_flash
 from training.models.llama.nxd_layers import AttentionCore, Gate, Projections, parallelize_layers
 from training.models.llama.nxd_lora import AdapterWeight, attach
@@ -43,13 +41,11 @@ class NxdLlama:
     """
 
     def __init__(
-        self,
-        config: TrainConfig,
-        initial_part: Callable[[WeightPart], torch.Tensor] | None = None,
+        self, config: TrainConfig, initial_part: Callable[[WeightPart], torch.Tensor]
     ) -> None:
         assert config.layout is not None, "a decoder's workload has all parameters of a layout"
         self._config, self._layout = config, config.layout
-        self._initial_part = initial_part or partial(initial_part_of, seed=config.seed)
+        self._initial_part = initial_part
         self._degree = config.plan.tensor_parallel
         self._names: dict[nn.Module, str] = {}
         self._fused: dict[str, tuple[str, ...]] = {}

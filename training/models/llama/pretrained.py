@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,14 +32,6 @@ _IGNORED = "rotary_emb.inv_freq"
 """A buffer in older files, recomputed from ``rope_theta``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ValidModel:
-    """The validated model, as read by rank 0."""
-
-    table: WeightsTable
-    sha256: str
-
-
 class PretrainedModel:
     """Stored weights that match the run's model."""
 
@@ -61,7 +52,7 @@ class PretrainedModel:
         uri = _uri(str(values["init-from"]), storage)
         objects = storage.open(uri)
         report(f"reading the headers of {uri}")
-        valid = ranks.agree(lambda: _check(objects, values))
+        table, sha256 = ranks.agree(lambda: _check(objects, values))
         read = 0
 
         def count(num_bytes: int) -> None:
@@ -69,8 +60,8 @@ class PretrainedModel:
             read += num_bytes
             report(f"reading the pretrained weights: {read >> 20} MiB")
 
-        weights = PretrainedWeights(objects, valid.table, on_bytes=count)
-        return PretrainedModel(weights, uri=uri, sha256=valid.sha256)
+        weights = PretrainedWeights(objects, table, on_bytes=count)
+        return PretrainedModel(weights, uri=uri, sha256=sha256)
 
     @property
     def bytes_read(self) -> int:
@@ -95,8 +86,8 @@ def _uri(value: str, storage: StorageAccess) -> str:
     return value if prefix is None else f"{storage.root}/{prefix}".rstrip("/")
 
 
-def _check(objects: Objects, values: Mapping[str, Value]) -> _ValidModel:
-    """Compare the model in ``objects`` with the run's; return the locations of its tensors."""
+def _check(objects: Objects, values: Mapping[str, Value]) -> tuple[WeightsTable, str]:
+    """Compare the model in ``objects`` with the run's; return its tensors' locations and hash."""
     ours = decoder_config(shape_of(values), seq_len=int(values["seq-len"]))
     refuse_other_model(_document(objects), ours, values, uri=objects.uri)
     table = WeightsTable.read(objects)
@@ -110,7 +101,7 @@ def _check(objects: Objects, values: Mapping[str, Value]) -> _ValidModel:
     }
     weights = PretrainedWeights(objects, WeightsTable(tensors=needed, num_bytes=table.num_bytes))
     weights.require(shapes)
-    return _ValidModel(table=weights.table, sha256=weights.sha256())
+    return weights.table, weights.sha256()
 
 
 def _document(objects: Objects) -> dict[str, Any]:

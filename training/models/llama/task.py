@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from training.backends import open_model_parallel
-from training.core.config import TrainConfig
+from training.backends import open_backend
 from training.datasets.samples.packed import open_dataset
 from training.models.llama.data import packed_batches, random_batches
 from training.models.llama.network import LlamaNetwork
@@ -15,10 +14,10 @@ from training.trainer.runs import INIT_SHA256
 from training.trainer.task import Dataset, HeldOutSplit, Report, StagingParameters, Task
 from training.trainer.trainer import train
 from trainium_catalogue.parameters.parameter import Value
-from trainium_catalogue.parameters.plan import TrainingPlan
 
 if TYPE_CHECKING:
-    from training.backends.base import ModelParallel
+    from training.backends.base import Backend
+    from training.core.config import TrainConfig
     from training.core.device import Device
     from training.core.job import Job
     from training.core.ranks import Ranks
@@ -40,10 +39,6 @@ class LlamaTask(Task):
     def first_lines(self) -> tuple[str, ...]:
         """Log lines about the pretrained weights."""
         return () if self._pretrained is None else (self._pretrained.line,)
-
-    def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
-        """Check that batch, ranks and model are consistent."""
-        TrainingPlan.from_values(values, num_ranks)
 
     def begin_from(
         self, values: Mapping[str, Value], storage: StorageAccess, ranks: Ranks, *, report: Report
@@ -83,23 +78,10 @@ class LlamaTask(Task):
             content=packed,
         )
 
-    def config(
-        self, values: Mapping[str, Value], num_ranks: int, dataset: Dataset | None
-    ) -> TrainConfig:
-        """Read the parameters."""
-        return TrainConfig.from_values(values, num_ranks)
-
-    def backend(
-        self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
-    ) -> ModelParallel:
+    def backend(self, config: TrainConfig, device: Device, *, report: Report) -> Backend:
         """Open a backend with tensor parallelism."""
-        return open_model_parallel(
-            config,
-            device,
-            LlamaNetwork(config, self._pretrained),
-            peak_flops=peak_flops,
-            report=report,
-        )
+        network = LlamaNetwork(config, self._pretrained)
+        return open_backend(config, device, network, report=report)
 
     def batches(
         self, config: TrainConfig, dataset: Dataset, backend: Any

@@ -47,18 +47,14 @@ class MlpNetwork:
         with torch.device("meta"):
             return Mlp()
 
-    def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
+    def initial_part(self, part: WeightPart) -> torch.Tensor:
         """Initialize as torch's Linear does: uniform within 1 / sqrt(inputs)."""
         inputs = {
             "fc1": SHAPE.num_inputs, "fc2": SHAPE.hidden_size, "fc3": SHAPE.intermediate_size
         }  # fmt: skip
-        bound = inputs[name.partition(".")[0]] ** -0.5
-        numbers = generator(name, seed=self._config.seed)
-        return torch.empty(size).uniform_(-bound, bound, generator=numbers)
-
-    def initial_part(self, part: WeightPart) -> torch.Tensor:
-        """Create the initial value of part of a parameter."""
-        return part.of(self.initial_weight(part.name, part.whole))
+        bound = inputs[part.name.partition(".")[0]] ** -0.5
+        numbers = generator(part.name, seed=self._config.seed)
+        return part.of(torch.empty(part.whole).uniform_(-bound, bound, generator=numbers))
 
     def restore(self, model: nn.Module, device: torch.device) -> None:
         """Do nothing: the model has no tied weights or buffers."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from training.backends import open_data_parallel
+from training.backends import open_backend
 from training.core.config import Optimizer, TrainConfig
 from training.datasets.manifest import DatasetManifest
 from training.datasets.prepared.images import (
@@ -123,13 +123,9 @@ class MnistTask(Task):
             log_every=int(values["log-every"]),
         )
 
-    def backend(
-        self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
-    ) -> Backend:
+    def backend(self, config: TrainConfig, device: Device, *, report: Report) -> Backend:
         """Open a data-parallel backend."""
-        return open_data_parallel(
-            config, device, MlpNetwork(config), peak_flops=peak_flops, report=report
-        )
+        return open_backend(config, device, MlpNetwork(config), report=report)
 
     def batches(
         self, config: TrainConfig, dataset: Dataset, backend: Any

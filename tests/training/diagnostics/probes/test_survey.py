@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.checkpoint.documents import assert_valid
 from tests.training.diagnostics.probes.conftest import MakeNode
-from training.diagnostics.probes.node import merged, record, run_probes, waiting
+from training.diagnostics.probes.node import merged, record, run_probes
 from trainium_catalogue.probing import (
     Finding,
     ProbeResult,
@@ -81,16 +81,6 @@ def test_the_worst_node_decides_the_verdict() -> None:
         (State.GREEN, "told"),
         (State.GREEN, "fine"),
     ]
-
-
-def test_probes_that_wait_for_a_check_are_known() -> None:
-    found = [
-        finding(State.NOT_RUN, "", "later", "neuron", "check sums"),
-        finding(State.NOT_RUN, "", "never", "neuron"),
-        finding(State.GREEN, "", "done"),
-    ]
-
-    assert waiting(found) == ["later"]
 
 
 def test_a_record_has_the_documented_format_and_a_checksum(make_node: MakeNode) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import transformers.models.llama.modeling_llama as hugging_face
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import PrepareModuleInput
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from training.backends import native, open_data_parallel, open_model_parallel
+from training.backends import native, open_backend
 from training.backends.base import WeightPart
 from training.backends.native import NativeBackend
 from training.backends.optimizers import clip as clip_right
@@ -21,9 +21,9 @@ from training.core.ranks import Ranks
 from training.diagnostics.verify import checks
 from training.diagnostics.verify.checks import LlamaChecks
 from training.diagnostics.verify.run import TrialRun
-from training.diagnostics.verify.settings import Tolerance, config_for, family_config_for, tokens
+from training.diagnostics.verify.settings import Tolerance, config_for, tokens
 from training.models.bert.network import BertNetwork
-from training.models.llama import network, parallel
+from training.models.llama import parallel
 from training.models.llama.network import LlamaNetwork
 from training.storage import Objects
 
@@ -40,40 +40,22 @@ def llama(
 ) -> LlamaChecks:
     """On all ranks: create the checks of an untrained Llama."""
     config = config_for(device.num_ranks, tensor_parallel)
-    backend = open_model_parallel(config, device, LlamaNetwork(config), peak_flops=None)
+    backend = open_backend(config, device, LlamaNetwork(config))
     run = TrialRun(config, backend, tokens, objects, count_graphs=count_graphs)
     return LlamaChecks(run, tolerance, Ranks.open())
 
 
-def whole_models(
-    objects: Objects, device: Any, tolerance: Tolerance
+def models(
+    objects: Objects, device: Any, tolerance: Tolerance, *names: str, tensor_parallel: int = 0
 ) -> dict[str, tuple[bool, str]]:
-    """On all ranks: return the outcomes of models without tensor parallelism, by name."""
+    """On all ranks: return the outcomes of the named models, by name."""
     found = {}
-    for case in checks.CASES:
-        config = case.config(device.num_ranks)
-        backend = open_data_parallel(config, device, case.network(config), peak_flops=None)
-        run = TrialRun(config, backend, case.batches, objects.at(case.name))
-        found[case.name] = checks.check_case(case, run, tolerance)
-    return found
-
-
-def families(
-    objects: Objects,
-    device: Any,
-    tolerance: Tolerance,
-    *names: str,
-    tensor_parallel: int = 0,
-) -> dict[str, tuple[bool, str]]:
-    """On all ranks: return the outcomes of other decoder families, all or named, by name."""
-    found = {}
-    for model, case in checks.DECODERS.items():
-        if names and case.name not in names:
-            continue
-        config = family_config_for(model, device.num_ranks, tensor_parallel)
-        backend = open_model_parallel(config, device, LlamaNetwork(config), peak_flops=None)
-        run = TrialRun(config, backend, case.batches, objects.at(model))
-        found[case.name] = checks.check_case(case, run, tolerance)
+    for case in itertools.chain(*checks.MODELS.values()):
+        if case.name in names:
+            config = case.config(device.num_ranks, tensor_parallel)
+            backend = open_backend(config, device, case.network(config))
+            run = TrialRun(config, backend, case.batches, objects.at(case.name))
+            found[case.name] = checks.check_case(case, run, tolerance)
     return found
 
 
@@ -121,11 +103,6 @@ def sum_over_data_ranks(patch: Patch) -> None:
     patch.setattr(native, "clip", summing)
 
 
-def take_one_ranks_data(patch: Patch) -> None:
-    """Use the gradients of one data-parallel rank only."""
-    patch.setattr(NativeBackend, "data_rank", property(lambda _: 0, lambda *_: None), raising=False)
-
-
 def clip_by_local_norm(patch: Patch) -> None:
     """Clip on each rank by its local norm."""
 
@@ -164,12 +141,6 @@ def keep_gradients_of_qk_norms(patch: Patch) -> None:
     patch.setattr(parallel, "share_head_norms", lambda model, sum_over_ranks: None)
 
 
-def untie(patch: Patch) -> None:
-    """Untie both ends of the model once they are sharded."""
-    patch.setattr(parallel, "tie", lambda model: None)
-    patch.setattr(network, "tie", lambda model: None)
-
-
 def forget_positions(patch: Patch) -> None:
     """Make rotary embeddings the identity."""
     restore = LlamaNetwork.restore
@@ -181,19 +152,6 @@ def forget_positions(patch: Patch) -> None:
         )
 
     patch.setattr(LlamaNetwork, "restore", unturned)
-
-
-def look_ahead(patch: Patch) -> None:
-    """Remove attention's causal mask."""
-    patch.setattr(network, "CAUSAL", "eager")
-    loss = LlamaNetwork.loss
-
-    def unmasked(self: LlamaNetwork, model: Any, batch: torch.Tensor) -> torch.Tensor:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(hugging_face, "create_causal_mask", lambda **given: None)
-            return loss(self, model, batch)
-
-    patch.setattr(LlamaNetwork, "loss", unmasked)
 
 
 def decay_norms(patch: Patch) -> None:
@@ -234,16 +192,6 @@ def resume_without_moments(patch: Patch) -> None:
                 moment.zero_()
 
     _after_load(patch, forget)
-
-
-def resume_from_initial_weights(patch: Patch) -> None:
-    """Slice master weights from the model as built."""
-
-    def reset(backend: NativeBackend) -> None:
-        for name, weight in backend._model.named_parameters():
-            weight.copy_(backend._network.initial_weight(name, weight.size()))
-
-    _after_load(patch, reset)
 
 
 def resume_from_bf16_weights(patch: Patch) -> None:

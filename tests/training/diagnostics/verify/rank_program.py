@@ -18,13 +18,11 @@ from training.storage import LocalObjects
 LLAMA = {
     "lost sum": making.lose_sum_of_input_gradients,
     "sum, not mean": making.sum_over_data_ranks,
-    "one rank's data": making.take_one_ranks_data,
     "local norm": making.clip_by_local_norm,
     "ranks swapped": making.swap_ranks_of_a_model,
 }
 FAMILIES = {
     "local gradients": making.keep_gradients_of_qk_norms,
-    "untied": making.untie,
 }
 
 
@@ -43,11 +41,11 @@ def main(root: Path) -> Found:
 
     def qwen3(name: str, tolerance: Tolerance) -> tuple[bool, str]:
         objects = LocalObjects(root / f"families {name}")
-        return making.families(objects, device, tolerance, "Qwen3", tensor_parallel=2)["Qwen3"]
+        return making.models(objects, device, tolerance, "Qwen3", tensor_parallel=2)["Qwen3"]
 
     found = {
         "gradients": llama("healthy", FP32),
-        **making.whole_models(LocalObjects(root / "whole"), device, FP32),
+        **making.models(LocalObjects(root / "whole"), device, FP32, "BERT", "digits"),
         "Qwen3": qwen3("healthy", FP32),
     }
     for model, check, defects in (("llama", llama, LLAMA), ("Qwen3", qwen3, FAMILIES)):

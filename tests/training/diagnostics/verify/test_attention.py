@@ -13,6 +13,7 @@ from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import LoneDevice
 from training.core.contract import DeviceKind
 from training.core.ranks import Ranks
+from training.diagnostics.probes import VerifyResult
 from training.diagnostics.verify import checks
 from training.diagnostics.verify.attention import NAMES
 from training.diagnostics.verify.settings import BF16
@@ -20,7 +21,7 @@ from training.diagnostics.verify.settings import BF16
 REFERENCE = fake_nxd.nki_flash_attn_func
 
 
-def outcome(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Any]) -> checks.CheckResult:
+def outcome(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Any]) -> VerifyResult:
     fake_nxd.install(monkeypatch)
     place = sys.modules["neuronx_distributed.kernels.flash_attn"]
     monkeypatch.setattr(place, "nki_flash_attn_func", kernel)
@@ -32,21 +33,6 @@ def test_a_correct_kernel_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert found.ok, found.detail
     assert all(name in found.detail for name in NAMES)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        pytest.param({"causal": False}, id="that looks ahead"),
-        pytest.param({"softmax_scale": 0.1}, id="that scales otherwise"),
-    ],
-)
-def test_a_wrong_kernel_fails(monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]) -> None:
-    found = outcome(
-        monkeypatch, lambda *tensors, **asked: REFERENCE(*tensors, **{**asked, **wrong})
-    )
-
-    assert not found.ok
 
 
 def test_a_kernel_that_loses_its_gradient_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import CONTEXT, LoneDevice, Watched
 from training.core.arguments import parse
-from training.core.contract import DeviceKind
 from training.core.job import Job
 from training.core.ranks import Ranks
 from training.diagnostics.allreduce.sweep import sum_pattern, tile
@@ -148,7 +146,7 @@ def test_a_crashed_check_is_named_and_earlier_probes_are_kept(
     def fail(*words: Any, **named: Any) -> None:
         raise RuntimeError("nrt_init failed")
 
-    monkeypatch.setattr(verification, "open_model_parallel", fail)
+    monkeypatch.setattr(verification, "open_backend", fail)
     with pytest.raises(VerificationFailed, match=r"check parity crashed: .*nrt_init failed"):
         run(job(tmp_path, "--checks=parity"))
     findings = {finding["id"]: finding for finding in probed(tmp_path)["findings"]}
@@ -181,14 +179,3 @@ def test_ranks_that_cannot_share_the_batch_run_the_other_checks(tmp_path: Path) 
 
 def test_non_finite_numbers_are_infinitely_far() -> None:
     assert deviations([(float("nan"), 1.0)], [(1.0, 1.0)]) == (float("inf"), 0.0)
-
-
-# `make test-nxd` trains with the real package, tests/training/llama/test_nxd.py with the fake.
-@pytest.mark.full
-def test_the_nxd_backend_passes_on_its_fake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_nxd.install(monkeypatch)
-    names = "--checks=gradients,resume,data-parallel"
-    run(job(tmp_path, names, device=LoneDevice(DeviceKind.XLA)))
-    assert {check["ok"] for check in result(tmp_path)["checks"].values()} == {True}

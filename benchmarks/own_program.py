@@ -1,15 +1,13 @@
 """A user's program under the launcher, compared with the same file under a bare torchrun."""
 
-import hashlib
-import io
 import sys
-import tarfile
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.node import FIRST, PROCESSES, free_port, full_environment, seconds_to_first
 from benchmarks.pairs import Comparison
+from benchmarks.processes import bundle_of
 from trainium_catalogue.contract import bundle_key
 
 _RUN = "local"
@@ -26,20 +24,10 @@ dist.destroy_process_group()
 """
 
 
-def _bundle() -> bytes:
-    data, buffer = PROGRAM.encode(), io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        info = tarfile.TarInfo("train.py")
-        info.size = len(data)
-        tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
 def start(environment: Mapping[str, str]) -> Comparison:
     """Compare the time from the command to the first collective."""
     full = full_environment(environment)
-    data = _bundle()
-    digest = hashlib.sha256(data).hexdigest()
+    data, digest = bundle_of(PROGRAM)
 
     def product() -> float:
         with tempfile.TemporaryDirectory() as folder:

@@ -4,13 +4,10 @@ The main node is a real launcher with a program. The other nodes share a process
 the real code: its side of the connection, its courier, and a ``SnapshotWriter`` with a folder.
 """
 
-import hashlib
-import io
 import logging
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import threading
 import time
@@ -31,7 +28,7 @@ from moto.server import ThreadedMotoServer
 
 from benchmarks.pairs import Comparison
 from benchmarks.peers import SimulatedJob
-from benchmarks.processes import ROOT
+from benchmarks.processes import ROOT, bundle_of
 from training.core.contract import DeviceKind, NodeContract
 from training.core.host import raise_file_limit
 from training.launcher.courier import Courier
@@ -141,15 +138,10 @@ def _job(num_nodes: int, url: str, environment: Mapping[str, str]) -> Iterator[N
 
 def _put_program(url: str, run: str) -> str:
     """Upload the program's bundle to the bucket; return its digest."""
-    data, buffer = _PROGRAM.encode(), io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        info = tarfile.TarInfo("train.py")
-        info.size = len(data)
-        tar.addfile(info, io.BytesIO(data))
-    digest = hashlib.sha256(buffer.getvalue()).hexdigest()
+    bundle, digest = bundle_of(_PROGRAM)
     client = boto3.client("s3", endpoint_url=url, region_name=_REGION)
     client.create_bucket(Bucket=_BUCKET)  # which may already exist
-    client.put_object(Bucket=_BUCKET, Key=contract.bundle_key(run, digest), Body=buffer.getvalue())
+    client.put_object(Bucket=_BUCKET, Key=contract.bundle_key(run, digest), Body=bundle)
     return digest
 
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from benchmarks.checkpoint import ask
 from benchmarks.pairs import Comparison
@@ -25,9 +25,10 @@ from trainium_catalogue import contract
 
 STEPS = 6
 """Steps per measurement."""
-_BATCH, _SEQ_LEN, _VOCABULARY = 8, 128, 32000
-_SETTINGS = (
-    *(f"--global-batch={_BATCH}", f"--micro-batch={_BATCH}", f"--seq-len={_SEQ_LEN}"),
+BATCH, SEQ_LEN, VOCABULARY = 8, 128, 32000
+"""Sizes and options of all trainers."""
+SETTINGS = (
+    *(f"--global-batch={BATCH}", f"--micro-batch={BATCH}", f"--seq-len={SEQ_LEN}"),
     *("--tensor-parallel=1", "--activation-checkpointing=false", "--dataset=words"),
 )
 _STEP_PREFIX = "training: step "
@@ -60,7 +61,7 @@ def step(environment: Mapping[str, str]) -> list[Comparison]:
     def versus(name: str, baseline: str, trainer: str) -> Comparison:
         return Comparison(
             name=name,
-            product=f"{STEPS} steps of llama-tiny, batch {_BATCH} x {_SEQ_LEN}, by our loop",
+            product=f"{STEPS} steps of llama-tiny, batch {BATCH} x {SEQ_LEN}, by our loop",
             baseline=baseline,
             target=0.55,
             measure_product=lambda: seconds("loop"),
@@ -196,13 +197,3 @@ def _prepared(folder: Path, environment: Mapping[str, str]) -> Path:
     command = [sys.executable, "-m", "benchmarks.train_worker", "dataset"]
     subprocess.run(command, cwd=folder, env=_environment(environment), check=True)
     return folder
-
-
-def settings() -> tuple[str, ...]:
-    """Return the workload's options, the same for all trainers."""
-    return _SETTINGS
-
-
-def sizes() -> dict[str, Any]:
-    """Return all trainers' batch size, sequence length and vocabulary size."""
-    return {"batch": _BATCH, "seq_len": _SEQ_LEN, "vocabulary": _VOCABULARY}

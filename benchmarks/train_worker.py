@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.train import settings, sizes
+from benchmarks.train import BATCH, SEQ_LEN, SETTINGS, VOCABULARY
 from training.core.logs import set_up_logging
 
 _LEARNING_RATE = 3e-3
@@ -39,7 +39,7 @@ def main(what: str) -> None:
 
 def tokens() -> Any:
     """Return random token ids as uint16."""
-    return np.random.default_rng(0).integers(sizes()["vocabulary"], size=2**20).astype("<u2")
+    return np.random.default_rng(0).integers(VOCABULARY, size=2**20).astype("<u2")
 
 
 def write_dataset() -> None:
@@ -53,7 +53,7 @@ def write_dataset() -> None:
     shard = Shard(name="shard-00000.bin", tokens=len(data) // 2, bytes=len(data), sha256=sha256)
     manifest = PackedManifest(
         dtype="uint16",
-        vocab_size=sizes()["vocabulary"],
+        vocab_size=VOCABULARY,
         eos_id=2,
         bos=False,
         tokenizer="none",
@@ -99,7 +99,7 @@ def loop() -> Any:
 
     write_dataset()
     request = parse(
-        ["llama-tiny", *settings(), f"--lr={_LEARNING_RATE}", f"--max-steps={_MANY_STEPS}"]
+        ["llama-tiny", *SETTINGS, f"--lr={_LEARNING_RATE}", f"--max-steps={_MANY_STEPS}"]
     )
     config = TrainConfig.from_values(request.values, 1)
     device: Any = _Device()
@@ -157,17 +157,16 @@ def trainer() -> Any:
     from training.core.config import TrainConfig
     from training.models.llama.huggingface import decoder_config
 
-    config = TrainConfig.from_values(parse(["llama-tiny", *settings()]).values, 1)
+    config = TrainConfig.from_values(parse(["llama-tiny", *SETTINGS]).values, 1)
     model = transformers.LlamaForCausalLM(decoder_config(config.shape, seq_len=config.plan.seq_len))
-    batch, seq_len = sizes()["batch"], sizes()["seq_len"]
     ids = torch.from_numpy(tokens().astype(np.int64))
 
     class Sequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         def __len__(self) -> int:
-            return int(len(ids) // seq_len)
+            return int(len(ids) // SEQ_LEN)
 
         def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-            row = ids[index * seq_len : (index + 1) * seq_len]
+            row = ids[index * SEQ_LEN : (index + 1) * SEQ_LEN]
             return {"input_ids": row, "labels": row}
 
     class TimingCallback(TrainerCallback):  # type: ignore[misc]
@@ -195,7 +194,7 @@ def trainer() -> Any:
         return clock.ended - clock.began
 
     arguments = TrainingArguments(
-        output_dir="trainer", max_steps=1, per_device_train_batch_size=batch, use_cpu=True,
+        output_dir="trainer", max_steps=1, per_device_train_batch_size=BATCH, use_cpu=True,
         learning_rate=_LEARNING_RATE, lr_scheduler_type="linear", warmup_steps=5,
         weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm, logging_steps=1,
         save_strategy="no", report_to="none", disable_tqdm=True, dataloader_pin_memory=False,
@@ -216,11 +215,10 @@ def litgpt() -> Any:
     from training.core.arguments import parse
     from training.core.config import TrainConfig
 
-    config = TrainConfig.from_values(parse(["llama-tiny", *settings()]).values, 1)
+    config = TrainConfig.from_values(parse(["llama-tiny", *SETTINGS]).values, 1)
     shape: Any = config.shape
-    batch, seq_len = sizes()["batch"], sizes()["seq_len"]
     ids = torch.from_numpy(tokens().astype(np.int64))
-    rows = [ids[i : i + seq_len + 1] for i in range(0, len(ids) - seq_len, seq_len)]
+    rows = [ids[i : i + SEQ_LEN + 1] for i in range(0, len(ids) - SEQ_LEN, SEQ_LEN)]
 
     class TimingLogger(Logger):  # type: ignore[misc]
         """Records the time of each step's log record, which is the step's last action."""
@@ -238,7 +236,7 @@ def litgpt() -> Any:
     model = GPT(
         Config(
             name="llama-tiny",
-            block_size=seq_len,
+            block_size=SEQ_LEN,
             vocab_size=shape.vocab_size,
             padded_vocab_size=shape.vocab_size,
             n_layer=shape.num_hidden_layers,
@@ -262,7 +260,7 @@ def litgpt() -> Any:
         )
     )
     loader = fabric.setup_dataloaders(
-        torch.utils.data.DataLoader(rows, batch_size=batch, shuffle=True)  # type: ignore[arg-type]
+        torch.utils.data.DataLoader(rows, batch_size=BATCH, shuffle=True)  # type: ignore[arg-type]
     )
 
     def run_steps(steps: int) -> float:
@@ -284,10 +282,10 @@ def litgpt() -> Any:
             train=TrainArgs(
                 save_interval=None,
                 log_interval=1,
-                global_batch_size=batch,
-                micro_batch_size=batch,
+                global_batch_size=BATCH,
+                micro_batch_size=BATCH,
                 lr_warmup_steps=5,
-                max_tokens=(steps + 1) * batch * seq_len,
+                max_tokens=(steps + 1) * BATCH * SEQ_LEN,
                 max_norm=config.max_grad_norm,
             ),
             eval=EvalArgs(interval=_MANY_STEPS, max_iters=1, final_validation=False),

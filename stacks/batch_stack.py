@@ -9,7 +9,7 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from stacks.config import AppConfig
-from stacks.data_jobs_stack import REPOSITORY_ROOT, DataJobsStack, job_properties
+from stacks.data_jobs_stack import DataJobsStack, job_properties
 from stacks.lustre_stack import LustreStack
 from stacks.network_stack import NetworkStack
 from stacks.reservations import reservation_of
@@ -131,13 +131,9 @@ class BatchStack(cdk.Stack):
         ZoneMoves(
             self,
             "ZoneMoves",
-            deployment=self._config.deployment,
+            deployment=self._data.checked(),
             queue_arns=[queue.arn for _, queue in self.zones.values()][1:],
             definition_arns=[job.arn for job in self.jobs.values()],
-            sources=REPOSITORY_ROOT,
-            bucket=self._storage.bucket,
-            job_logs=self._data.logs.log_group,
-            log_retention_days=self._config.log_retention_days,
         )
 
     def _pinned_ami(self) -> str:

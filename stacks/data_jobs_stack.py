@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aws_cdk as cdk
 from aws_cdk import aws_ecr as ecr
@@ -30,6 +30,9 @@ from trainium_constructs import (
     grant_data_uris,
     private_repository,
 )
+
+if TYPE_CHECKING:
+    from trainium_constructs.scheduled import CheckedDeployment
 
 REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
 
@@ -141,14 +144,10 @@ class DataJobsStack(cdk.Stack):
         notifications = RunNotifications(
             self,
             "Notifications",
-            deployment=config.deployment,
+            deployment=self.checked(),
             email=config.notify_email,
             topic_arn=config.notify_topic_arn,
             wait_minutes=config.notify_wait_minutes,
-            sources=REPOSITORY_ROOT,
-            bucket=self._storage.bucket,
-            job_logs=self.logs.log_group,
-            log_retention_days=config.log_retention_days,
         )
         if config.notify_email is not None:
             cdk.CfnOutput(
@@ -157,6 +156,18 @@ class DataJobsStack(cdk.Stack):
                 value=notifications.topic.topic_arn,
                 description=f"{config.notify_email} receives an email with a confirmation link",
             )
+
+    def checked(self) -> CheckedDeployment:
+        """Return the deployment for the functions that check its runs."""
+        from trainium_constructs.scheduled import CheckedDeployment  # slow, and rarely needed
+
+        return CheckedDeployment(
+            name=self._config.deployment,
+            sources=REPOSITORY_ROOT,
+            bucket=self._storage.bucket,
+            job_logs=self.logs.log_group,
+            log_retention_days=self._config.log_retention_days,
+        )
 
     def _image(self) -> tuple[str, ecr.IRepository | None]:
         if (base := self._config.image_base) is not None:

@@ -58,13 +58,6 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_second_setup_is_no_op(checkout: Checkout) -> None:
-    for _ in range(2):
-        checkout.make("setup-tests")
-
-    assert checkout.asked == ["tests"]
-
-
 def test_tests_layer_includes_rehearsal_layer(
     checkout: Checkout,
 ) -> None:
@@ -75,7 +68,9 @@ def test_tests_layer_includes_rehearsal_layer(
 
 
 @pytest.mark.parametrize(("layer", "base"), [("benchmarks", "rehearsal"), ("programs", "tests")])
-def test_extra_layer_is_installed_after_product(checkout: Checkout, layer: str, base: str) -> None:
+def test_extra_layer_is_installed_once_after_product(
+    checkout: Checkout, layer: str, base: str
+) -> None:
     for _ in range(2):
         checkout.make(f"setup-{layer}")
 

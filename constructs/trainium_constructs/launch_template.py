@@ -12,7 +12,7 @@ from constructs import Construct
 from trainium_catalogue.instances import EfaLayout, InstanceType
 
 # Root device name of Amazon Linux 2023.
-ROOT_DEVICE = "/dev/xvda"
+_ROOT_DEVICE = "/dev/xvda"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,19 +89,8 @@ class EfaLaunchTemplate(Construct):
                 ),
                 # EC2 refuses template-wide groups in addition to the interfaces' groups.
                 security_group_ids=None if self.lists_interfaces else groups,
-                block_device_mappings=[
-                    ec2.CfnLaunchTemplate.BlockDeviceMappingProperty(
-                        device_name=ROOT_DEVICE,
-                        ebs=ec2.CfnLaunchTemplate.EbsProperty(
-                            volume_type="gp3",
-                            volume_size=root_volume_gib,
-                            # The image is over 10 GB, and all nodes wait for the slowest.
-                            throughput=500,
-                            encrypted=True,
-                            delete_on_termination=True,
-                        ),
-                    )
-                ],
+                # The image is over 10 GB, and all nodes wait for the slowest.
+                block_device_mappings=[root_volume(root_volume_gib, throughput=500)],
                 metadata_options=ec2.CfnLaunchTemplate.MetadataOptionsProperty(
                     http_endpoint="enabled",
                     http_tokens="required",
@@ -143,6 +132,22 @@ class EfaLaunchTemplate(Construct):
     def version(self) -> str:
         """The latest version, as a number, so that a change updates the resources that use it."""
         return self.template.attr_latest_version_number
+
+
+def root_volume(
+    size_gib: int, *, throughput: int | None = None
+) -> ec2.CfnLaunchTemplate.BlockDeviceMappingProperty:
+    """Build an encrypted root volume, deleted with its host."""
+    return ec2.CfnLaunchTemplate.BlockDeviceMappingProperty(
+        device_name=_ROOT_DEVICE,
+        ebs=ec2.CfnLaunchTemplate.EbsProperty(
+            volume_type="gp3",
+            volume_size=size_gib,
+            throughput=throughput,
+            encrypted=True,
+            delete_on_termination=True,
+        ),
+    )
 
 
 def tag_specifications(

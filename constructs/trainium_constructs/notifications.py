@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
-from aws_cdk import aws_logs as logs
 from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sns_subscriptions as subscriptions
 from constructs import Construct
 
 from trainium_catalogue.contract import ENV_NOTIFY_TOPIC, ENV_NOTIFY_WAIT_MINUTES
-from trainium_constructs.scheduled import ScheduledFunction
-from trainium_constructs.storage import TrainingBucket
+from trainium_constructs.scheduled import CheckedDeployment, ScheduledFunction
 
 
 class RunNotifications(ScheduledFunction):
@@ -24,46 +20,31 @@ class RunNotifications(ScheduledFunction):
         scope: Construct,
         construct_id: str,
         *,
-        deployment: str,
+        deployment: CheckedDeployment,
         email: str | None,
         topic_arn: str | None,
         wait_minutes: int,
-        sources: Path,
-        bucket: TrainingBucket,
-        job_logs: logs.ILogGroup,
-        log_retention_days: int,
     ) -> None:
         """Create the function and, without an existing topic, a topic.
 
         Args:
-            deployment: Name of the deployment whose runs are checked.
+            deployment: The deployment; its bucket also records published notifications.
             email: Address to subscribe to a new topic.
             topic_arn: An existing topic, which is left unchanged. Default: a new one.
             wait_minutes: Minutes that a run may wait before a notification is sent.
-            sources: Folder that contains the packages in ``scheduled.PACKAGES``.
-            bucket: Bucket of the runs, which also records published notifications.
-            job_logs: Log group of the jobs.
-            log_retention_days: Retention of the function's own log.
         """
-        super().__init__(
-            scope,
-            construct_id,
-            deployment=deployment,
-            job_logs=job_logs,
-            log_retention_days=log_retention_days,
-        )
+        super().__init__(scope, construct_id, deployment=deployment)
         self.topic = (
             self._new_topic(email)
             if topic_arn is None
             else sns.Topic.from_topic_arn(self, "Topic", topic_arn)
         )
         self._allow_publishing(is_existing=topic_arn is not None)
-        bucket.grant_notifying(self.role)
+        deployment.bucket.grant_notifying(self.role)
         self._schedule(
             "notifier.function.handler",
-            f"Notifies about runs of the Trainium deployment {deployment}",
-            sources=sources,
-            environment={
+            f"Notifies about runs of the Trainium deployment {deployment.name}",
+            {
                 ENV_NOTIFY_TOPIC: self.topic.topic_arn,
                 ENV_NOTIFY_WAIT_MINUTES: str(wait_minutes),
             },

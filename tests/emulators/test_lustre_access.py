@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 from tests.emulators.conftest import Client
-from tests.stacks.synthesis import deployment
-from tests.stacks.test_lustre import DNS_NAME
+from tests.stacks.synthesis import DNS_NAME, deployment
 
 # FSx for Lustre User Guide, file system access control with Amazon VPC.
 PORTS = (988, *range(1018, 1024))

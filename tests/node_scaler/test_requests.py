@@ -7,18 +7,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from moto import mock_aws
 
 from node_scaler import __main__ as program
 from node_scaler.cluster import ClusterClient, ClusterError
 from node_scaler.group import ManagedNodeGroup
-from node_scaler.model import IN_SERVICE, Rules
+from node_scaler.model import IN_SERVICE
 from node_scaler.rounds import Scaler
 from tests.emulators.volcano_jobs import job, serving
+from tests.node_scaler.rules import RULES, TYPE, create_node_groups
 from trainium_catalogue import contract, kubernetes
-from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.node_use import stamp
 from trainium_emulators.aws.cloudformation import eks_nodes
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
@@ -30,15 +29,6 @@ from trainium_emulators.kubernetes.scaling_group import CapacityFaults
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 GROUP = "nodes"
-ROLE = "arn:aws:iam::123456789012:role/eks"
-RULES = Rules(
-    idle=timedelta(minutes=30),
-    hold=timedelta(minutes=60),
-    unusable=timedelta(minutes=10),
-    join=timedelta(minutes=20),
-    cordon_time=timedelta(seconds=20),
-    devices=kubernetes.device_resources(find_instance_type("trn1.32xlarge")),
-)
 
 
 @pytest.fixture(scope="module")
@@ -72,19 +62,10 @@ def node_group(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     eks_nodes.install()
     with mock_aws():
-        eks = boto3.client("eks", region_name="us-west-2")
-        eks.create_cluster(name="training", roleArn=ROLE, resourcesVpcConfig={"subnetIds": ["s"]})
-        for name in ("system", GROUP):
-            eks.create_nodegroup(
-                clusterName="training", nodegroupName=name, nodeRole=ROLE, subnets=["s"],
-                instanceTypes=["trn1.32xlarge"],
-                scalingConfig={"minSize": 0, "desiredSize": 2, "maxSize": 4},
-            )  # fmt: skip
-        type_ = find_instance_type("trn1.32xlarge")
-        emulator.scale(GROUP, type_, 2)
-        autoscaling = boto3.client("autoscaling", region_name="us-west-2")
-        yield ManagedNodeGroup(cluster="training", name=GROUP, eks=eks, autoscaling=autoscaling)
-        emulator.scale(GROUP, type_, 0)
+        groups = create_node_groups("system", GROUP, desired=2)
+        emulator.scale(GROUP, TYPE, 2)
+        yield groups[GROUP]
+        emulator.scale(GROUP, TYPE, 0)
 
 
 def marks(emulator: ClusterEmulator, name: str) -> dict[str, str]:
@@ -154,8 +135,7 @@ def test_group_is_raised_to_number(emulator: ClusterEmulator, node_group: Manage
 def test_lowered_group_keeps_delivered_instances(
     emulator: ClusterEmulator, node_group: ManagedNodeGroup
 ) -> None:
-    type_ = find_instance_type("trn1.32xlarge")
-    behind = emulator.scaling_group(trainium_group(GROUP, type_))
+    behind = emulator.scaling_group(trainium_group(GROUP, TYPE))
     behind.plant(CapacityFaults(available=3))
     node_group.resize(node_group.read(), 4)
     waiting = node_group.read()
@@ -173,7 +153,7 @@ def test_round_marks_idle_nodes_and_adds_nodes_for_job(
     gang = job("asks", ["true"], nodes=3)
     gang["metadata"]["annotations"] = {kubernetes.SCALE: "true"}
     gang["spec"]["minAvailable"] = 3
-    resources = {"limits": dict(kubernetes.pod_resources(find_instance_type("trn1.32xlarge")))}
+    resources = {"limits": dict(kubernetes.pod_resources(TYPE))}
     for task in gang["spec"]["tasks"]:
         task["template"]["spec"]["containers"][0]["resources"] = resources
     said: list[str] = []

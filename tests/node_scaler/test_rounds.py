@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from node_scaler.model import IN_SERVICE, Group, Rules
+from node_scaler.model import IN_SERVICE, Group
 from node_scaler.rounds import Scaler
+from tests.node_scaler.rules import RULES
 from tests.stacks.cluster_objects import objects_of, with_cluster
 from trainium_catalogue import kubernetes
 from trainium_catalogue.node_use import stamp
@@ -114,14 +115,7 @@ class Run:
             cluster=self.cluster,  # type: ignore[arg-type]
             node_groups={"": self.group},  # type: ignore[dict-item]
             namespace=kubernetes.NAMESPACE,
-            rules=Rules(
-                idle=timedelta(minutes=30),
-                hold=timedelta(minutes=60),
-                unusable=timedelta(minutes=10),
-                join=timedelta(minutes=20),
-                cordon_time=timedelta(seconds=20),
-                devices={},
-            ),
+            rules=replace(RULES, devices={}),
             say=self.said.append,
         )
 

@@ -10,20 +10,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from moto import mock_aws
 
 from node_scaler.cluster import ClusterClient
 from node_scaler.group import ManagedNodeGroup
-from node_scaler.model import Rules
 from node_scaler.rounds import Scaler
 from tests.emulators.volcano_jobs import job, serving, state
+from tests.node_scaler.rules import RULES, TYPE, create_node_groups
 from tests.support.limits import scaled
 from trainium_catalogue import kubernetes
 from trainium_catalogue.contract import ZONE_PATIENCE_MINUTES
 from trainium_catalogue.exit_codes import ExitCode
-from trainium_catalogue.instances import find_instance_type
 from trainium_emulators.aws.cloudformation import eks_nodes
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 from trainium_emulators.kubernetes import ClusterEmulator
@@ -32,10 +30,8 @@ from trainium_emulators.kubernetes.resources import COMMAND, EVENT, NODE, POD, Q
 from trainium_emulators.kubernetes.scaling_group import CapacityFaults
 
 Json = dict[str, Any]
-TYPE = find_instance_type("trn1.32xlarge")
 FIRST, SECOND = "usw2-az4", "usw2-az1"
 MOST = 4
-ROLE = "arn:aws:iam::123456789012:role/eks"
 PATIENCE = timedelta(minutes=ZONE_PATIENCE_MINUTES)
 MOMENT = timedelta(seconds=30)
 """Longer than the cordon of a node before removal."""
@@ -81,14 +77,7 @@ class World:
             cluster=client,
             node_groups=self.groups,
             namespace=kubernetes.NAMESPACE,
-            rules=Rules(
-                idle=timedelta(minutes=30),
-                hold=timedelta(minutes=60),
-                unusable=timedelta(minutes=10),
-                join=timedelta(minutes=20),
-                cordon_time=timedelta(seconds=20),
-                devices=kubernetes.device_resources(TYPE),
-            ),
+            rules=RULES,
             say=self.log.append,
         )
         return client
@@ -188,20 +177,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
         monkeypatch.setattr(CLUSTER, "_cluster", emulator)
         queue = emulator.store.get(QUEUE, "", kubernetes.QUEUE)
         emulator.apply({**queue, "spec": {"capability": {kubernetes.NEURON_RESOURCE: "64"}}})
-        eks = boto3.client("eks", region_name="us-west-2")
-        autoscaling = boto3.client("autoscaling", region_name="us-west-2")
-        eks.create_cluster(name="training", roleArn=ROLE, resourcesVpcConfig={"subnetIds": ["s"]})
-        groups = {}
-        for zone in (FIRST, SECOND):
-            eks.create_nodegroup(
-                clusterName="training", nodegroupName=zone, nodeRole=ROLE, subnets=["s"],
-                instanceTypes=[TYPE.name],
-                scalingConfig={"minSize": 0, "desiredSize": 0, "maxSize": MOST},
-            )  # fmt: skip
-            groups[zone] = ManagedNodeGroup(
-                cluster="training", name=zone, eks=eks, autoscaling=autoscaling
-            )
-        made = World(emulator, groups, tmp_path)
+        made = World(emulator, create_node_groups(FIRST, SECOND, desired=0), tmp_path)
         made.has(FIRST, 0)
         yield made
 
@@ -230,15 +206,6 @@ def test_gang_without_capacity_moves_to_next_zone_and_leaves_no_nodes(
     assert world.given() == {}
 
 
-def test_zone_patience_is_set_per_gang(world: World) -> None:
-    world.submit("gang", notes={kubernetes.ZONE_PATIENCE: "5"})
-    world.skip(timedelta(minutes=5) - MOMENT)
-    assert world.moves() == []
-
-    world.skip()
-    assert len(world.moves()) == 1
-
-
 def test_capacity_in_time_keeps_gang_in_its_zone(world: World) -> None:
     world.submit("gang")
     world.skip(PATIENCE - MOMENT)
@@ -254,9 +221,12 @@ def test_capacity_in_time_keeps_gang_in_its_zone(world: World) -> None:
 
 def test_gang_tries_each_zone_once_and_stays_in_last(world: World) -> None:
     world.has(SECOND, 0)
-    world.submit("gang")
+    patience = timedelta(minutes=5)  # its own
+    world.submit("gang", notes={kubernetes.ZONE_PATIENCE: "5"})
+    world.skip(patience - MOMENT)
+    assert world.moves() == []
     for _ in range(4):
-        world.skip(PATIENCE)
+        world.skip(patience)
     assert len(world.moves()) == 1
     assert world.wanted() == {FIRST: 0, SECOND: 2}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 import tempfile
@@ -21,6 +20,18 @@ FLAGS = {
     key: value
     for key, value in json.loads((ROOT / "cdk.json").read_text(encoding="utf-8"))["context"].items()
     if not key.startswith("trainium:")
+}
+EXISTING_NETWORK: dict[str, object] = {
+    "vpc_id": "vpc-12345678",
+    "subnet_id": "subnet-12345678",
+    "subnet_cidr": "10.0.0.0/20",
+}
+DNS_NAME = "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"
+EXISTING_LUSTRE: dict[str, object] = {
+    **EXISTING_NETWORK,
+    "lustre_dns_name": DNS_NAME,
+    "lustre_mount_name": "fqgwbbmv",
+    "lustre_security_group_id": "sg-87654321",
 }
 PARTS = ("network", "storage", "lustre", "image", "data", "batch", "eks")
 
@@ -71,16 +82,16 @@ def deployment(**keys: object) -> Deployment:
 
     Without the CDK's own rules, which take longer than the rest: ``test_matrix`` has them.
     """
-    return copy.deepcopy(_synthesize(tuple(sorted(keys.items())), checks=False))
+    return _read(*_synthesize(tuple(sorted(keys.items())), checks=False))
 
 
 def checked(**keys: object) -> Deployment:
     """Synthesize as a user does, with the CDK's and third-party rules; raise on findings."""
-    return copy.deepcopy(_synthesize(tuple(sorted(keys.items())), checks=True))
+    return _read(*_synthesize(tuple(sorted(keys.items())), checks=True))
 
 
 @functools.cache
-def _synthesize(keys: tuple[tuple[str, object], ...], *, checks: bool) -> Deployment:
+def _synthesize(keys: tuple[tuple[str, object], ...], *, checks: bool) -> tuple[AppConfig, Path]:
     folder = Path(tempfile.mkdtemp(dir=_OUTPUT.name))
     app = cdk.App(context=FLAGS, outdir=str(folder), builtin_cloud_formation_validation=checks)
     config = AppConfig.from_mapping({f"trainium:{name}": value for name, value in keys})
@@ -88,6 +99,10 @@ def _synthesize(keys: tuple[tuple[str, object], ...], *, checks: bool) -> Deploy
     if checks:
         add_validations(app, cdk_preflight=True)
     app.synth()
+    return config, folder
+
+
+def _read(config: AppConfig, folder: Path) -> Deployment:
     templates = {
         part: json.loads(path.read_text(encoding="utf-8"))
         for part in PARTS

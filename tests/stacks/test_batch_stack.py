@@ -35,6 +35,20 @@ def made() -> Deployment:
     return deployment()
 
 
+@pytest.fixture
+def chosen() -> Deployment:
+    """A deployment with other values than the defaults."""
+    return deployment(
+        ami_id="ami-12345678",
+        max_vcpus=1024,
+        min_nodes=2,
+        scale_down_delay_minutes=30,
+        root_volume_gib=500,
+        runnable_time_limit_minutes=20,
+        placement_group="near",
+    )
+
+
 class TestNodes:
     """The compute environment and launch template of nodes."""
 
@@ -42,14 +56,11 @@ class TestNodes:
         assert "recommended" not in made.text("batch")
         assert "/latest/" not in made.text("batch")
 
-    def test_host_image_of_the_users_is_used_as_it_is(self) -> None:
-        own = deployment(ami_id="ami-12345678")
-        (configuration,) = compute(own)["Ec2Configuration"]
+    def test_host_image_of_the_users_is_used_as_it_is(self, chosen: Deployment) -> None:
+        (configuration,) = compute(chosen)["Ec2Configuration"]
 
         assert configuration["ImageIdOverride"] == "ami-12345678"
-        assert "readonly OWN_IMAGE=yes" in str(
-            own.only("batch", "AWS::EC2::LaunchTemplate", "Node")
-        )
+        assert "readonly OWN_IMAGE=yes" in str(launch(chosen))
 
     def test_every_zone_has_a_placement_group_of_its_own(self, made: Deployment) -> None:
         """A shared group with nodes running elsewhere would prevent new ones from starting."""
@@ -57,20 +68,13 @@ class TestNodes:
 
         assert len(groups) == len(made.config.subnet_zones)
 
-    def test_there_is_room_for_the_largest_job(self) -> None:
-        assert compute(deployment(max_nodes=16))["MaxvCpus"] == 16 * 128
+    def test_numbers_of_nodes_are_as_asked(self, made: Deployment, chosen: Deployment) -> None:
+        assert (compute(made)["MinvCpus"], compute(made)["MaxvCpus"]) == (0, 4 * 128)
+        assert (compute(chosen)["MinvCpus"], compute(chosen)["MaxvCpus"]) == (256, 1024)
+        assert compute(chosen)["ScalingPolicy"] == {"MinScaleDownDelayMinutes": 30}
 
-    def test_there_is_room_for_more_where_that_was_asked(self) -> None:
-        assert compute(deployment(max_vcpus=1024))["MaxvCpus"] == 1024
-
-    def test_nodes_can_be_kept_warm(self) -> None:
-        made = deployment(min_nodes=2, scale_down_delay_minutes=30)
-
-        assert compute(made)["MinvCpus"] == 256
-        assert compute(made)["ScalingPolicy"] == {"MinScaleDownDelayMinutes": 30}
-
-    def test_root_volume_is_encrypted_and_as_large_as_asked(self) -> None:
-        (device,) = launch(deployment(root_volume_gib=500))["BlockDeviceMappings"]
+    def test_root_volume_is_encrypted_and_as_large_as_asked(self, chosen: Deployment) -> None:
+        (device,) = launch(chosen)["BlockDeviceMappings"]
 
         assert device["Ebs"] == {
             "VolumeType": "gp3",
@@ -84,33 +88,30 @@ class TestNodes:
 class TestReservedCapacity:
     """Capacity bought in advance."""
 
-    def test_reservation_is_targeted(self) -> None:
-        data = launch(deployment(capacity_reservation_id=RESERVATION))
-
-        assert data["CapacityReservationSpecification"] == {
-            "CapacityReservationTarget": {"CapacityReservationId": RESERVATION}
-        }
-        assert "InstanceMarketOptions" not in data
-
-    def test_capacity_block_names_its_market_and_type(self) -> None:
-        data = launch(deployment(capacity_block_id=RESERVATION))
-
-        assert data["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
-        assert data["InstanceType"] == "trn1.32xlarge"
-        assert data["CapacityReservationSpecification"] == {
-            "CapacityReservationTarget": {"CapacityReservationId": RESERVATION}
-        }
-
-    @pytest.mark.parametrize("key", ["capacity_reservation_id", "capacity_block_id"])
-    def test_reserved_capacity_keeps_its_own_place(self, key: str) -> None:
+    @pytest.mark.parametrize(
+        ("key", "market", "type_"),
+        [
+            ("capacity_reservation_id", None, None),
+            ("capacity_block_id", {"MarketType": "capacity-block"}, "trn1.32xlarge"),
+        ],
+    )
+    def test_it_is_targeted_and_keeps_its_own_place(
+        self, key: str, market: dict[str, str] | None, type_: str | None
+    ) -> None:
         made = deployment(**{key: RESERVATION})
+        data = launch(made)
 
+        assert data["CapacityReservationSpecification"] == {
+            "CapacityReservationTarget": {"CapacityReservationId": RESERVATION}
+        }
+        assert (data.get("InstanceMarketOptions"), data.get("InstanceType")) == (market, type_)
         assert made.resources("batch", "AWS::EC2::PlacementGroup") == []
         assert "PlacementGroup" not in compute(made)
 
-    @pytest.mark.parametrize("reservation", [{}, {"capacity_reservation_id": RESERVATION}])
-    def test_existing_placement_group_is_used(self, reservation: dict[str, str]) -> None:
-        made = deployment(placement_group="near", **reservation)
+    @pytest.mark.parametrize("is_reserved", [False, True])
+    def test_existing_placement_group_is_used(self, is_reserved: bool, chosen: Deployment) -> None:
+        reserved = {"placement_group": "near", "capacity_reservation_id": RESERVATION}
+        made = deployment(**reserved) if is_reserved else chosen
 
         assert made.resources("batch", "AWS::EC2::PlacementGroup") == []
         assert compute(made)["PlacementGroup"] == "near"
@@ -119,10 +120,10 @@ class TestReservedCapacity:
 class TestQueue:
     """The queue, and limits on waiting in it."""
 
-    def test_job_that_cannot_start_is_cancelled_whatever_the_reason(self) -> None:
-        queue = deployment(runnable_time_limit_minutes=20).only(
-            "batch", "AWS::Batch::JobQueue", "JobsQueue"
-        )
+    def test_job_that_cannot_start_is_cancelled_whatever_the_reason(
+        self, chosen: Deployment
+    ) -> None:
+        queue = chosen.only("batch", "AWS::Batch::JobQueue", "JobsQueue")
 
         assert queue["JobStateTimeLimitActions"] == [
             {"Action": "CANCEL", "State": "RUNNABLE", "Reason": reason, "MaxTimeSeconds": 1200}

@@ -22,7 +22,7 @@ import yaml
 from rehearsal.deployment import binaries
 from tests.stacks.cluster_objects import CHART, chart_values, objects_of, with_cluster
 from tests.stacks.synthesis import Deployment
-from trainium_catalogue.charts import CHARTS
+from trainium_catalogue.charts import CHARTS, eks_registry
 from trainium_catalogue.instances import INSTANCE_TYPES
 
 RECORDED: dict[str, dict[str, Any]] = tomllib.loads(
@@ -46,16 +46,12 @@ def paths(values: dict[str, Any], start: str = "") -> Iterator[str]:
             yield f"{start}{key}"
 
 
-def test_every_chart_is_recorded() -> None:
-    assert set(RECORDED) == set(CHARTS)
+def test_recorded_charts_are_installed_charts() -> None:
+    recorded = {name: (each["chart"], each["version"]) for name, each in RECORDED.items()}
 
-
-@pytest.mark.parametrize("name", CHARTS)
-def test_recorded_chart_is_installed_chart(name: str) -> None:
-    chart = CHARTS[name]
-
-    assert RECORDED[name]["chart"] == chart.chart.rpartition("/")[2]
-    assert RECORDED[name]["version"] == chart.version
+    assert recorded == {
+        name: (each.chart.rpartition("/")[2], each.version) for name, each in CHARTS.items()
+    }
 
 
 @pytest.mark.parametrize("name", CHARTS)
@@ -66,21 +62,18 @@ def test_chart_gets_only_known_values(name: str, made: Deployment) -> None:
     assert given <= set(RECORDED[name]["keys"])
 
 
-def test_version_can_be_chosen() -> None:
-    made = with_cluster(eks_chart_versions="volcano=1.15.0,neuron=1.10.0")
-    versions = {each["Release"]: each["Version"] for each in made.resources("eks", CHART)}
+def test_version_and_registry_can_be_chosen(made: Deployment) -> None:
+    registry = "111122223333.dkr.ecr.us-west-2.amazonaws.com/docker-hub"
+    chosen = with_cluster(
+        eks_chart_versions="volcano=1.15.0,neuron=1.10.0", eks_image_registry=registry
+    )
+    versions = {each["Release"]: each["Version"] for each in chosen.resources("eks", CHART)}
+    usual, own = (chart_values(each)["volcano"]["basic"] for each in (made, chosen))
 
     assert (versions["volcano"], versions["neuron"]) == ("1.15.0", "1.10.0")
     assert versions["fsx"] == CHARTS["fsx"].version
-
-
-@pytest.mark.parametrize(
-    ("keys", "tag"), [({}, "v1.15.1"), ({"eks_chart_versions": "volcano=1.15.0"}, "v1.15.0")]
-)
-def test_volcano_images_match_chart(keys: dict[str, object], tag: str) -> None:
-    values = chart_values(with_cluster(**keys))["volcano"]
-
-    assert values["basic"]["image_tag_version"] == tag
+    assert (usual["image_tag_version"], own["image_tag_version"]) == ("v1.15.1", "v1.15.0")
+    assert (usual.get("image_registry"), own["image_registry"]) == (None, registry)
 
 
 def test_helm_timeout_is_below_function_timeout(made: Deployment) -> None:
@@ -117,7 +110,7 @@ def test_registry_chart_has_no_repository() -> None:
         assert chart.chart.startswith("oci://") is (chart.repository is None)
 
 
-@pytest.mark.parametrize("instance_type", INSTANCE_TYPES)
+@pytest.mark.parametrize("instance_type", ["trn1.2xlarge", "trn2u.48xlarge"])
 def test_device_plugins_select_deployed_instance_type(instance_type: str) -> None:
     instance = INSTANCE_TYPES[instance_type]
     values = chart_values(
@@ -136,17 +129,7 @@ def test_device_plugins_select_deployed_instance_type(instance_type: str) -> Non
     ],
 )
 def test_efa_plugin_uses_regional_registry(region: str, registry: str) -> None:
-    values = chart_values(with_cluster(instance_type="trn2.48xlarge", region=region))
-
-    assert values["efa"]["image"]["repository"].startswith(f"{registry}/")
-
-
-def test_volcano_images_come_from_custom_registry(made: Deployment) -> None:
-    mirror = "111122223333.dkr.ecr.us-west-2.amazonaws.com/docker-hub"
-    mirrored = chart_values(with_cluster(eks_image_registry=mirror))["volcano"]["basic"]
-
-    assert mirrored["image_registry"] == mirror
-    assert "image_registry" not in chart_values(made)["volcano"]["basic"]
+    assert eks_registry(region) == registry
 
 
 def test_no_storage_driver_is_installed_without_storage() -> None:

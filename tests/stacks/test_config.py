@@ -25,6 +25,11 @@ EXISTING = {
     "subnet_cidr": "10.1.0.0/24",
 }
 
+EKS = {
+    "orchestrators": "eks",
+    "eks_admin_arns": "arn:aws:iam::111122223333:role/admin",
+    "eks_private": "true",
+}
 BUDGET = {"monthly_budget_usd": 5000, "notify_email": "team@example.com"}
 TOPIC = "arn:aws:sns:us-west-2:111122223333:runs"
 KEY = "arn:aws:kms:us-west-2:111122223333:key/1234abcd"
@@ -142,11 +147,6 @@ def test_file_system_in_node_zone_causes_no_warning() -> None:
     assert "trainium:lustreZone" not in {warning.id for warning in config.warnings}
 
 
-ON_EKS = {
-    "orchestrators": "eks",
-    "eks_admin_arns": "arn:aws:iam::111122223333:role/admin",
-    "eks_private": "true",
-}
 ENDS = STANDARD_SUPPORT_ENDS["1.34"]
 
 
@@ -155,7 +155,7 @@ ENDS = STANDARD_SUPPORT_ENDS["1.34"]
     [(SUPPORT_WARNING_DAYS + 1, False), (SUPPORT_WARNING_DAYS, True), (-1, True)],
 )
 def test_version_near_end_of_standard_support_causes_warning(before: int, warned: bool) -> None:
-    config = configured(**ON_EKS, kubernetes_version="1.34", eks_system_image="1.34.1-20991231")
+    config = configured(**EKS, kubernetes_version="1.34", eks_system_image="1.34.1-20991231")
     found = config.dated_warnings(ENDS - timedelta(days=before))
 
     assert [each.id for each in found] == ["trainium:supportEnds"] * warned
@@ -164,7 +164,7 @@ def test_version_near_end_of_standard_support_causes_warning(before: int, warned
 
 @pytest.mark.parametrize(("age", "warned"), [(OLD_IMAGE_DAYS - 1, False), (OLD_IMAGE_DAYS, True)])
 def test_old_system_node_image_causes_warning(age: int, warned: bool) -> None:
-    config = configured(**ON_EKS, eks_system_image="1.35.7-20260101")
+    config = configured(**EKS, eks_system_image="1.35.7-20260101")
     found = config.dated_warnings(date(2026, 1, 1) + timedelta(days=age))
 
     assert [each.id for each in found] == ["trainium:systemImage"] * warned
@@ -227,12 +227,7 @@ def test_known_zone_of_existing_subnet_causes_no_warning() -> None:
     "keys",
     [
         {"instance_type": "trn1.2xlarge"},
-        {
-            "orchestrators": "eks",
-            "eks_subnet_ids": "subnet-01234567",
-            "eks_admin_arns": "arn:aws:iam::111111111111:role/Admin",
-            "eks_endpoint_cidrs": "192.0.2.1/32",
-        },
+        {**EKS, "eks_subnet_ids": "subnet-01234567"},
     ],
     ids=["without EFA", "without Batch"],
 )
@@ -263,13 +258,6 @@ def test_every_key_of_the_issue_exists() -> None:
     }
 
     assert promised <= set(keys_of(AppConfig))
-
-
-EKS = {
-    "orchestrators": "eks",
-    "eks_admin_arns": "arn:aws:iam::111122223333:role/admin",
-    "eks_private": True,
-}
 
 
 def test_cluster_creates_file_system_unless_one_exists() -> None:

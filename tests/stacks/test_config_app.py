@@ -14,14 +14,9 @@ from aws_cdk.assertions import Annotations, Match
 
 from app import build
 from stacks.config import AppConfig
+from tests.stacks.synthesis import FLAGS, ROOT
 from tests.support.limits import scaled
 
-ROOT = Path(__file__).parents[2]
-FLAGS = {
-    key: value
-    for key, value in json.loads((ROOT / "cdk.json").read_text(encoding="utf-8"))["context"].items()
-    if not key.startswith("trainium:")
-}
 CDK = Path(sys.executable).with_name("cdk")
 WITHOUT_AN_ACCOUNT = {
     "AWS_CONFIG_FILE": os.devnull,

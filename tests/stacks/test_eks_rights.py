@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.stacks.cluster_objects import with_cluster
-from tests.stacks.synthesis import Deployment, deployment
+from tests.stacks.synthesis import Deployment
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.workloads import WORKLOADS, Hardware
 
@@ -22,15 +22,14 @@ def made() -> Deployment:
 class TestRights:
     """The rights of nodes and pods."""
 
-    @pytest.mark.parametrize("name", ["batch", "eks", "both"])
-    def test_nobody_gets_a_shell_on_a_node_unless_it_was_asked_for(self, name: str) -> None:
-        keys = {"orchestrators": name} if name != "batch" else {}
-        build = deployment if name == "batch" else with_cluster
-        parts = ("batch", "eks") if name == "both" else (name,)
+    def test_nobody_gets_a_shell_on_a_node_unless_it_was_asked_for(self) -> None:
+        usual, asked = (
+            with_cluster(orchestrators="both", node_shell=shell) for shell in (False, True)
+        )
 
-        for part in parts:
-            assert "SSMManagedInstanceCore" not in build(**keys).text(part)
-            assert "SSMManagedInstanceCore" in build(**keys, node_shell=True).text(part)
+        for part in ("batch", "eks"):
+            assert "SSMManagedInstanceCore" not in usual.text(part)
+            assert "SSMManagedInstanceCore" in asked.text(part)
 
     def test_pods_of_a_workload_may_do_what_its_jobs_may_on_batch(self) -> None:
         made = with_cluster(orchestrators="both")

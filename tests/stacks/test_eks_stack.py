@@ -22,6 +22,20 @@ def made() -> Deployment:
     return with_cluster()
 
 
+@pytest.fixture(scope="module")
+def chosen() -> Deployment:
+    """A cluster with other values than the defaults."""
+    return with_cluster(
+        eks_add_on_versions="vpc-cni=v1.22.4-eksbuild.3",
+        eks_nodes=2,
+        max_nodes=8,
+        eks_node_image="1.35.5-20260618",
+        eks_system_image="1.35.8-20261001",
+        placement_group="near",
+        capacity_reservation_id=RESERVATION,
+    )
+
+
 def cluster(made: Deployment) -> dict[str, Any]:
     return made.only("eks", "AWS::EKS::Cluster")
 
@@ -69,19 +83,6 @@ class TestControlPlane:
         assert [rule["GroupId"]] == cluster(made)["ResourcesVpcConfig"]["SecurityGroupIds"]
         assert (rule["FromPort"], rule["ToPort"]) == (443, 443)
 
-    def test_existing_subnets_are_used_as_they_are(self) -> None:
-        made = with_cluster(
-            vpc_id="vpc-12345678",
-            subnet_id="subnet-12345678",
-            subnet_cidr="10.0.0.0/20",
-            eks_subnet_ids="subnet-87654321",
-        )
-
-        assert cluster(made)["ResourcesVpcConfig"]["SubnetIds"] == [
-            "subnet-12345678",
-            "subnet-87654321",
-        ]
-
     def test_existing_subnets_stay_the_clusters_when_nodes_change_places(self) -> None:
         network = {"vpc_id": "vpc-12345678", "subnet_cidr": "10.0.0.0/20"}
         here, there = (
@@ -93,6 +94,10 @@ class TestControlPlane:
         )
 
         assert cluster(here) == cluster(there)
+        assert cluster(here)["ResourcesVpcConfig"]["SubnetIds"] == [
+            "subnet-12345678",
+            "subnet-87654321",
+        ]
 
     def test_another_zone_changes_the_trainium_nodes_and_nothing_else(
         self, made: Deployment
@@ -118,9 +123,8 @@ class TestControlPlane:
             name: versions[version] for name, versions in ADD_ONS.items()
         }  # fmt: skip
 
-    def test_version_of_an_add_on_can_be_chosen(self) -> None:
-        made = with_cluster(eks_add_on_versions="vpc-cni=v1.22.4-eksbuild.3")
-        networks = made.only("eks", "AWS::EKS::Addon", "TrainingPodNetworks")
+    def test_version_of_an_add_on_can_be_chosen(self, chosen: Deployment) -> None:
+        networks = chosen.only("eks", "AWS::EKS::Addon", "TrainingPodNetworks")
 
         assert networks["AddonVersion"] == "v1.22.4-eksbuild.3"
 
@@ -140,10 +144,8 @@ class TestTrainiumNodes:
 
         assert group(made)["ReleaseVersion"] == "1.35.6-20260714"
 
-    def test_there_are_as_many_as_were_asked_for(self) -> None:
-        made = with_cluster(eks_nodes=2, max_nodes=8)
-
-        assert group(made)["ScalingConfig"] == {"MinSize": 0, "DesiredSize": 2, "MaxSize": 8}
+    def test_there_are_as_many_as_were_asked_for(self, chosen: Deployment) -> None:
+        assert group(chosen)["ScalingConfig"] == {"MinSize": 0, "DesiredSize": 2, "MaxSize": 8}
 
     def test_only_the_monitor_of_the_nodes_has_the_hosts_network(self, made: Deployment) -> None:
         """The monitor is in a namespace closed to jobs, and names the instance that it is on."""
@@ -155,11 +157,9 @@ class TestTrainiumNodes:
 
         assert {name for name, spec in specs.items() if spec.get("hostNetwork")} == {MONITOR}
 
-    def test_host_images_can_be_chosen(self) -> None:
-        made = with_cluster(eks_node_image="1.35.5-20260618", eks_system_image="1.35.8-20261001")
-
-        assert group(made)["ReleaseVersion"] == "1.35.5-20260618"
-        assert group(made, "System")["ReleaseVersion"] == "1.35.8-20261001"
+    def test_host_images_can_be_chosen(self, chosen: Deployment) -> None:
+        assert group(chosen)["ReleaseVersion"] == "1.35.5-20260618"
+        assert group(chosen, "System")["ReleaseVersion"] == "1.35.8-20261001"
 
     def test_capacity_block_is_a_market_of_its_own(self) -> None:
         made = with_cluster(capacity_block_id=RESERVATION)
@@ -168,17 +168,11 @@ class TestTrainiumNodes:
         assert template(made)["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
         assert "Placement" not in template(made)
 
-    def test_reservation_is_targeted(self) -> None:
-        made = with_cluster(capacity_reservation_id=RESERVATION)
-
-        assert RESERVATION in str(template(made)["CapacityReservationSpecification"])
-        assert "CapacityType" not in group(made)
-
-    def test_existing_placement_group_is_used(self) -> None:
-        made = with_cluster(placement_group="near", capacity_reservation_id=RESERVATION)
-
-        assert made.resources("eks", "AWS::EC2::PlacementGroup") == []
-        assert template(made)["Placement"] == {"GroupName": "near"}
+    def test_reservation_is_targeted_in_existing_placement_group(self, chosen: Deployment) -> None:
+        assert RESERVATION in str(template(chosen)["CapacityReservationSpecification"])
+        assert "CapacityType" not in group(chosen)
+        assert chosen.resources("eks", "AWS::EC2::PlacementGroup") == []
+        assert template(chosen)["Placement"] == {"GroupName": "near"}
 
 
 def test_cluster_alone_needs_no_batch_nodes(made: Deployment) -> None:

@@ -8,18 +8,15 @@ from typing import Any
 import pytest
 
 from tests.stacks.cluster_objects import with_cluster
-from tests.stacks.synthesis import Deployment, checked, deployment
+from tests.stacks.synthesis import (
+    DNS_NAME,
+    EXISTING_LUSTRE,
+    EXISTING_NETWORK,
+    Deployment,
+    checked,
+    deployment,
+)
 from trainium_catalogue.contract import ENV_LUSTRE, LUSTRE_MOUNT, NO_LUSTRE
-
-DNS_NAME = "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"
-EXISTING: dict[str, object] = {
-    "vpc_id": "vpc-12345678",
-    "subnet_id": "subnet-12345678",
-    "subnet_cidr": "10.0.0.0/20",
-    "lustre_dns_name": DNS_NAME,
-    "lustre_mount_name": "fqgwbbmv",
-    "lustre_security_group_id": "sg-87654321",
-}
 
 
 @pytest.fixture
@@ -82,26 +79,21 @@ def test_file_system_is_deleted_after_mounting_stacks() -> None:
     assert "lustre" not in waits_for(plain, "batch")
 
 
-@pytest.mark.parametrize("part", ["network", "storage", "data"])
-def test_base_stack_exports_do_not_depend_on_imports(made: Deployment, part: str) -> None:
+def test_exports_do_not_depend_on_imports(made: Deployment) -> None:
     plain, moved, cluster = (
         deployment(),
         deployment(availability_zone_id="usw2-az1"),
         with_cluster(),
     )
 
-    assert (
-        made.templates[part]["Outputs"]
-        == plain.templates[part]["Outputs"]
-        == moved.templates[part]["Outputs"]
-        == cluster.templates[part]["Outputs"]
-    )
-
-
-def test_file_system_exports_do_not_depend_on_plane(
-    made: Deployment,
-) -> None:
-    assert made.templates["lustre"]["Outputs"] == with_cluster().templates["lustre"]["Outputs"]
+    for part, others in (
+        ("network", (plain, moved, cluster)),
+        ("storage", (plain, moved, cluster)),
+        ("data", (plain, moved, cluster)),
+        ("lustre", (cluster,)),
+    ):
+        for other in others:
+            assert made.templates[part]["Outputs"] == other.templates[part]["Outputs"], part
 
 
 def test_deployment_parameter_states_file_system(made: Deployment) -> None:
@@ -112,13 +104,7 @@ def test_deployment_parameter_states_file_system(made: Deployment) -> None:
 
 
 def test_existing_group_is_not_changed() -> None:
-    made = deployment(
-        lustre_gib=1200,
-        vpc_id="vpc-12345678",
-        subnet_id="subnet-12345678",
-        subnet_cidr="10.0.0.0/20",
-        security_group_id="sg-12345678",
-    )
+    made = deployment(lustre_gib=1200, **EXISTING_NETWORK, security_group_id="sg-12345678")
 
     rules = made.resources("lustre", "AWS::EC2::SecurityGroupIngress")
 
@@ -136,7 +122,7 @@ def test_container_mounts_host_file_system(made: Deployment) -> None:
 
 
 def test_existing_file_system_is_mounted_without_new_resources() -> None:
-    made = deployment(**EXISTING)
+    made = deployment(**EXISTING_LUSTRE)
     script = str(made.only("batch", "AWS::EC2::LaunchTemplate", "Node"))
 
     assert made.resources("lustre", "AWS::FSx::FileSystem") == []
@@ -145,7 +131,7 @@ def test_existing_file_system_is_mounted_without_new_resources() -> None:
 
 
 def test_two_existing_groups_are_not_changed() -> None:
-    existing = {**EXISTING, "security_group_id": "sg-12345678"}
+    existing = {**EXISTING_LUSTRE, "security_group_id": "sg-12345678"}
     del existing["lustre_security_group_id"]
 
     made = deployment(**existing)

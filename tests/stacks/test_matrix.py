@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,16 @@ from cdk_preflight import Preflight
 from app import add_validations, build
 from stacks.config import AppConfig
 from tests.stacks.cluster_objects import EKS
-from tests.stacks.synthesis import FLAGS, Deployment, checked, matrix, name_of
-from tests.stacks.test_lustre import EXISTING
+from tests.stacks.synthesis import (
+    EXISTING_LUSTRE,
+    EXISTING_NETWORK,
+    FLAGS,
+    Deployment,
+    Template,
+    checked,
+    matrix,
+    name_of,
+)
 from tests.support.linting import findings_of
 from tests.support.templates import TemplateAccount
 from trainium_catalogue.instances import INSTANCE_TYPES
@@ -61,14 +70,12 @@ SWITCHES: list[dict[str, object]] = [
         "notify_email": "team@example.com",
     },
     {
-        "vpc_id": "vpc-12345678",
-        "subnet_id": "subnet-12345678",
-        "subnet_cidr": "10.0.0.0/20",
+        **EXISTING_NETWORK,
         "security_group_id": "sg-12345678",
         "default_security_group_id": "sg-87654321",
         "notify_topic_arn": "arn:aws:sns:us-west-2:111122223333:runs",
     },
-    EXISTING,
+    EXISTING_LUSTRE,
     {"zone_ids": "usw2-az1,usw2-az4", "lustre_gib": 1200, "min_nodes": 1},
     {**EKS, "orchestrators": "both", "notify_email": "team@example.com"},
     {**EKS, "lustre_gib": 0, "node_shell": True, "eks_nodes": 2},
@@ -85,9 +92,7 @@ SWITCHES: list[dict[str, object]] = [
     },
     {
         **EKS,
-        "vpc_id": "vpc-12345678",
-        "subnet_id": "subnet-12345678",
-        "subnet_cidr": "10.0.0.0/20",
+        **EXISTING_NETWORK,
         "eks_subnet_ids": "subnet-87654321",
         "security_group_id": "sg-12345678",
     },
@@ -105,6 +110,7 @@ def few(combinations: list[dict[str, object]]) -> list[Any]:
     ]
 
 
+SECTIONS = ("Parameters", "Conditions", "Resources", "Outputs")
 _linted: set[str] = set()
 
 
@@ -122,19 +128,65 @@ def host_script(made: Deployment) -> str:
 
 
 def findings(made: Deployment) -> list[str]:
-    """Lint each distinct template once per session."""
-    found = []
-    for part in made.templates:
-        text = made.text(part)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        if digest in _linted:
-            continue
-        _linted.add(digest)
-        found += [
-            f"{part}: {match.rule.id} {match.message}"
-            for match in findings_of(text, made.config.region)
-            if not _is_known(match.rule.id, match.message, made.config)
-        ]
+    """Lint what no earlier template of the session had."""
+    return [
+        f"{part}: {match.rule.id} {match.message}"
+        for part, template in made.templates.items()
+        if (rest := not_yet_linted(template, made.config.region)) is not None
+        for match in findings_of(json.dumps(rest), made.config.region)
+        if not _is_known(match.rule.id, match.message, made.config)
+    ]
+
+
+def not_yet_linted(template: Template, region: str) -> Template | None:
+    """Leave out entries that were linted before together with everything that they refer to.
+
+    The templates of a matrix share most of their roles, policies and parameters, and linting an
+    entry takes the same time in each. A type of resource that is new in its region stays, because
+    regions differ in the types and values that they support. None if nothing is left.
+    """
+    entries = {
+        name: (section, entry)
+        for section in SECTIONS
+        for name, entry in template.get(section, {}).items()
+    }
+    needs = {
+        name: set(re.findall(r"\w+", json.dumps(entry))) & entries.keys() - {name}
+        for name, (_, entry) in entries.items()
+    }
+    kept: set[str] = set()
+    for name, (section, entry) in entries.items():
+        whole = with_needs(name, needs)
+        text = json.dumps([[each, entries[each]] for each in sorted(whole)], sort_keys=True)
+        facts = {
+            hashlib.sha256(f"{name} {text}".encode()).hexdigest(),
+            f"{region} {entry['Type']}" if section == "Resources" else section,
+        }
+        if not facts <= _linted:
+            _linted.update(facts)
+            kept |= whole
+    if not kept:
+        return None
+    if kept.isdisjoint(template["Resources"]):
+        return template  # cfn-lint refuses one without resources
+    kept |= set(re.findall(r"\w+", json.dumps(template.get("Rules", {}))))
+    return {
+        **template,
+        **{
+            section: {name: entry for name, entry in template[section].items() if name in kept}
+            for section in SECTIONS
+            if section in template
+        },
+    }
+
+
+def with_needs(name: str, needs: dict[str, set[str]]) -> set[str]:
+    """Return an entry of a template with everything that it refers to, directly or not."""
+    found: set[str] = set()
+    waiting = {name}
+    while waiting:
+        found |= waiting
+        waiting = {other for each in waiting for other in needs[each]} - found
     return found
 
 

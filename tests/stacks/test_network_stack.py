@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.stacks.synthesis import EXISTING_NETWORK as EXISTING
 from tests.stacks.synthesis import Deployment, deployment
 from trainium_catalogue.zones import INTERFACE_ENDPOINTS
-
-EXISTING = {"vpc_id": "vpc-12345678", "subnet_id": "subnet-12345678", "subnet_cidr": "10.0.0.0/20"}
-
 
 PRIVATE = "NodesPrivate"
 
@@ -137,7 +135,7 @@ def test_existing_default_group_is_not_changed() -> None:
     ],
     ids=["new", "named", "not named"],
 )
-def test_known_default_group_is_published(keys: dict[str, str], published: str | None) -> None:
+def test_known_default_group_is_published(keys: dict[str, object], published: str | None) -> None:
     made = deployment(**keys)
 
     values = [

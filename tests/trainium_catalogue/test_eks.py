@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from importlib.resources import files
-
 import pytest
 
-from trainium_catalogue.eks import (
-    DEFAULT_SYSTEM_INSTANCE_TYPES,
-)
+from tests.support.ec2_record import types_by_zone
+from trainium_catalogue.eks import DEFAULT_SYSTEM_INSTANCE_TYPES
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.kubernetes import kubelet_memory_mib, pod_resources
 from trainium_catalogue.releases import NEURON_RELEASES
 from trainium_catalogue.zones import ZONES
 
-NODE_ZONES = [(region, zone) for region, zones in ZONES.items() for zone in zones]
 # The drivers of AMIs, from CHANGELOG.md of github.com/awslabs/amazon-eks-ami.
 DRIVERS = {"20260625": "2.28.0.0", "20260714": "2.29.0.0"}
 
@@ -33,20 +27,11 @@ RESERVED_MIB = {
 }
 
 
-@pytest.mark.parametrize(("region", "zone"), NODE_ZONES)
-def test_system_instance_types_are_available_in_every_zone(region: str, zone: str) -> None:
-    folder = files("moto") / "ec2" / "resources" / "instance_type_offerings"
-    (path,) = (
-        each
-        for each in (folder / "availability-zone-id").iterdir()
-        if each.name.partition(".")[0] == region
-    )
-    data = path.read_bytes()
-    rows = json.loads(gzip.decompress(data) if path.name.endswith(".gz") else data)
+@pytest.mark.parametrize("region", ZONES)
+def test_system_instance_types_are_available_in_every_zone(region: str) -> None:
+    offered = types_by_zone(region)
 
-    assert set(DEFAULT_SYSTEM_INSTANCE_TYPES) <= {
-        row["InstanceType"] for row in rows if row["Location"] == zone
-    }
+    assert all(set(DEFAULT_SYSTEM_INSTANCE_TYPES) <= offered[zone] for zone in ZONES[region])
 
 
 def test_release_runs_on_the_driver_of_its_host_image() -> None:
@@ -62,9 +47,10 @@ def test_pod_fits_allocatable_of_small_node(name: str) -> None:
     (VM_MEMORY_OVERHEAD_PERCENT). The pods of every node request less than 512 MiB."""
     instance = INSTANCE_TYPES[name]
     capacity = instance.memory_mib * (1 - 0.075)
-    pod = int(pod_resources(instance)["memory"].removesuffix("Mi"))
+    pod = pod_resources(instance)
 
-    assert pod <= capacity - RESERVED_MIB[name] - 100 - 512
+    assert int(pod["memory"].removesuffix("Mi")) <= capacity - RESERVED_MIB[name] - 100 - 512
+    assert int(pod["cpu"]) < instance.num_vcpus
 
 
 @pytest.mark.parametrize("name", INSTANCE_TYPES)

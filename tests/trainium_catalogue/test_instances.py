@@ -1,49 +1,29 @@
 """Instance types, compared with moto's record of EC2's API."""
 
-import gzip
-import json
-from importlib.resources import files
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.ec2_record import descriptions, offering_regions, types_by_zone
 from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout, InstanceType, find_instance_type
 
 TYPES = st.sampled_from(list(INSTANCE_TYPES.values()))
 LAYOUTS = st.sampled_from(list(EfaLayout))
 
 
-def recorded(resource: str) -> Any:
-    """Read a resource of moto's dump of the EC2 API."""
-    path = files("moto") / "ec2" / "resources" / resource
-    data = path.read_bytes()
-    return json.loads(gzip.decompress(data) if resource.endswith(".gz") else data)
-
-
-@pytest.fixture(scope="module")
-def descriptions() -> dict[str, Any]:
-    """Results of DescribeInstanceTypes, by name."""
-    name = "instance_types.json"
-    folder = files("moto") / "ec2" / "resources"
-    if not (folder / name).is_file():
-        name += ".gz"
-    data = recorded(name)
-    return data if isinstance(data, dict) else {item["InstanceType"]: item for item in data}
-
-
-def described(instance: InstanceType, descriptions: dict[str, Any]) -> Any:
+def described(instance: InstanceType) -> Any:
     """Look up ``instance``; fail with a remedy if the record lacks it."""
-    assert instance.name in descriptions, (
+    assert instance.name in descriptions(), (
         f"moto's record lacks {instance.name}: raise moto's version"
     )
-    return descriptions[instance.name]
+    return descriptions()[instance.name]
 
 
 @pytest.mark.parametrize("instance", INSTANCE_TYPES.values(), ids=lambda t: t.name)
-def test_sizes_agree_with_ec2(instance: InstanceType, descriptions: dict[str, Any]) -> None:
-    ec2 = described(instance, descriptions)
+def test_sizes_and_usage_classes_agree_with_ec2(instance: InstanceType) -> None:
+    ec2 = described(instance)
     network = ec2["NetworkInfo"]
 
     assert instance.num_vcpus == ec2["VCpuInfo"]["DefaultVCpus"]
@@ -54,25 +34,16 @@ def test_sizes_agree_with_ec2(instance: InstanceType, descriptions: dict[str, An
         card["MaximumNetworkInterfaces"] for card in network["NetworkCards"]
     }
     assert instance.addresses_per_interface == network["Ipv4AddressesPerInterface"]
-
-
-@pytest.mark.parametrize("instance", INSTANCE_TYPES.values(), ids=lambda t: t.name)
-def test_usage_classes_agree_with_ec2(instance: InstanceType, descriptions: dict[str, Any]) -> None:
-    ec2 = described(instance, descriptions)
-
     assert instance.usage_classes == set(ec2["SupportedUsageClasses"])
 
 
 @pytest.mark.parametrize("instance", INSTANCE_TYPES.values(), ids=lambda t: t.name)
 def test_zones_agree_with_ec2(instance: InstanceType) -> None:
-    folder = files("moto") / "ec2" / "resources" / "instance_type_offerings"
-    offers: dict[str, set[str]] = {}
-    for path in (folder / "availability-zone-id").iterdir():
-        data = path.read_bytes()
-        rows = json.loads(gzip.decompress(data) if path.name.endswith(".gz") else data)
-        zones = {row["Location"] for row in rows if row["InstanceType"] == instance.name}
-        if zones:
-            offers[path.name.partition(".")[0]] = zones
+    offers = {
+        region: zones
+        for region in offering_regions()
+        if (zones := {z for z, names in types_by_zone(region).items() if instance.name in names})
+    }
 
     assert {region: set(ids) for region, ids in instance.zone_ids.items()} == offers
 
@@ -84,16 +55,10 @@ def test_one_interface_is_primary_every_card_has_one_and_card_zero_has_room_for_
     interfaces = instance.network_interfaces(layout)
     cards = [nic.card_index for nic in interfaces]
 
-    assert [nic for nic in interfaces if nic.device_index == 0] == [interfaces[0]]
+    assert [nic.device_index for nic in interfaces] == [0, *[1] * (len(interfaces) - 1)]
     assert interfaces[0].takes_address
     assert cards == list(range(instance.num_network_cards))
     assert cards.count(0) < instance.enis_per_card
-
-
-def test_trn1n_uses_device_index_one_on_every_secondary_card() -> None:
-    interfaces = INSTANCE_TYPES["trn1n.32xlarge"].network_interfaces(EfaLayout.EFA)
-
-    assert {nic.device_index for nic in interfaces[1:]} == {1}
 
 
 @pytest.mark.parametrize(
@@ -126,10 +91,3 @@ def test_shared_memory_grows_with_the_processes_of_a_node() -> None:
 def test_unknown_type_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"'trn1\.32xl' .* did you mean 'trn1\.32xlarge'\?"):
         find_instance_type("trn1.32xl")
-
-
-@given(st.text())
-def test_any_unknown_name_is_refused_with_one_message(name: str) -> None:
-    if name not in INSTANCE_TYPES:
-        with pytest.raises(ValueError, match="is not in the catalogue"):
-            find_instance_type(name)

@@ -178,25 +178,16 @@ def test_obstacle_is_replaced_on_request(inside: Path, name: str, way: Way, kind
         assert stat.S_ISDIR(entry.lstat().st_mode)
 
 
-def test_file_instead_of_folder_is_refused_in_one_line(inside: Path) -> None:
-    (inside / "a").write_bytes(b"old")
+@pytest.mark.parametrize(
+    ("before", "way", "name"), [("a", write, "a/b"), ("a/b", write, "a"), ("a", link, "a")]
+)
+def test_entry_of_another_kind_is_not_replaced(
+    inside: Path, before: str, way: Way, name: str
+) -> None:
+    write(SafeFolder(inside), before)
 
     with pytest.raises(UnsafeName, match="a already exists"):
-        write(SafeFolder(inside), "a/b")
-
-
-def test_folder_instead_of_file_is_refused(inside: Path) -> None:
-    (inside / "a" / "b").mkdir(parents=True)
-
-    with pytest.raises(UnsafeName, match="a already exists"):
-        write(SafeFolder(inside), "a")
-
-
-def test_link_does_not_replace_file(inside: Path) -> None:
-    write(SafeFolder(inside), "a")
-
-    with pytest.raises(UnsafeName, match="a already exists"):
-        SafeFolder(inside).link("a", "elsewhere")
+        way(SafeFolder(inside), name)
 
 
 @pytest.mark.parametrize("way", [write, update, move, copy, prepared, make_folder, link])

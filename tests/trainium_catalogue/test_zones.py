@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from importlib.resources import files
-
 import pytest
 from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 
+from tests.support.ec2_record import types_by_zone
 from trainium_catalogue.instances import DEFAULT_CPU_INSTANCE_TYPES, INSTANCE_TYPES
 from trainium_catalogue.zones import ZONES, subnet_zones
 
@@ -38,17 +35,9 @@ def test_zones_exist_and_support_control_plane(region: str) -> None:
 
 @pytest.mark.parametrize("region", ZONES)
 def test_cpu_jobs_find_instances_in_every_zone(region: str) -> None:
-    folder = files("moto") / "ec2" / "resources" / "instance_type_offerings"
-    (path,) = (
-        each
-        for each in (folder / "availability-zone-id").iterdir()
-        if each.name.partition(".")[0] == region
-    )
-    data = path.read_bytes()
-    rows = json.loads(gzip.decompress(data) if path.name.endswith(".gz") else data)
-    sold = {row["Location"] for row in rows if row["InstanceType"] in DEFAULT_CPU_INSTANCE_TYPES}
+    sold = types_by_zone(region)
 
-    assert set(ZONES[region]) <= sold
+    assert all(sold[zone] & set(DEFAULT_CPU_INSTANCE_TYPES) for zone in ZONES[region])
 
 
 def test_existing_address_ranges_keep_their_zones() -> None:

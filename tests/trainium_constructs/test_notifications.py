@@ -14,7 +14,7 @@ from notifier.function import handler
 from trainium_catalogue.contract import CLUSTER_SNAPSHOT, NOTIFICATIONS_SENT
 from trainium_constructs import ExpiringLogGroup, TrainingBucket
 from trainium_constructs.notifications import RunNotifications
-from trainium_constructs.scheduled import PACKAGES, copy_packages
+from trainium_constructs.scheduled import PACKAGES, CheckedDeployment, copy_packages
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPIC = "arn:aws:sns:us-west-2:111122223333:runs"
@@ -25,11 +25,14 @@ def synthesized(**given: Any) -> dict[str, Any]:
     RunNotifications(
         stack,
         "Notifications",
-        **{"deployment": "default", "email": None, "topic_arn": None, "wait_minutes": 45, **given},
-        sources=ROOT,
-        bucket=TrainingBucket(stack, "Data"),
-        job_logs=ExpiringLogGroup(stack, "Logs", retention_days=30).log_group,
-        log_retention_days=30,
+        deployment=CheckedDeployment(
+            name="default",
+            sources=ROOT,
+            bucket=TrainingBucket(stack, "Data"),
+            job_logs=ExpiringLogGroup(stack, "Logs", retention_days=30).log_group,
+            log_retention_days=30,
+        ),
+        **{"email": None, "topic_arn": None, "wait_minutes": 45, **given},
     )
     template: dict[str, Any] = Template.from_stack(stack).to_json()["Resources"]
     return template

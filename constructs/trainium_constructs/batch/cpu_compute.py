@@ -11,7 +11,7 @@ from constructs import Construct
 
 from trainium_constructs.batch.compute import UPDATE_TIMEOUT_MINUTES, instance_profile
 from trainium_constructs.host_setup import cpu_host_user_data
-from trainium_constructs.launch_template import ROOT_DEVICE
+from trainium_constructs.launch_template import root_volume
 
 ROOT_VOLUME_GIB = 200
 """Enough for the unpacked training image and a job's shards."""
@@ -100,17 +100,7 @@ def _launch_template(scope: Construct, group: ec2.ISecurityGroup) -> ec2.CfnLaun
         "Template",
         launch_template_data=template.LaunchTemplateDataProperty(
             security_group_ids=[group.security_group_id],
-            block_device_mappings=[
-                template.BlockDeviceMappingProperty(
-                    device_name=ROOT_DEVICE,
-                    ebs=template.EbsProperty(
-                        volume_type="gp3",
-                        volume_size=ROOT_VOLUME_GIB,
-                        encrypted=True,
-                        delete_on_termination=True,
-                    ),
-                )
-            ],
+            block_device_mappings=[root_volume(ROOT_VOLUME_GIB)],
             metadata_options=template.MetadataOptionsProperty(
                 http_endpoint="enabled",
                 http_tokens="required",

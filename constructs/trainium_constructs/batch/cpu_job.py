@@ -10,17 +10,17 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
-from trainium_catalogue.contract import ATTEMPTS, launch_command
+from trainium_catalogue.contract import launch_command
 from trainium_catalogue.instances import JOB_MEMORY_MIB, JOB_VCPUS
 from trainium_catalogue.workloads import Workload
-from trainium_constructs.batch.job import environment_pairs, log_configuration, retry_rules
+from trainium_constructs.batch.job import JobDefinition, environment_pairs, log_configuration
 from trainium_constructs.host_setup import NOFILE
 
 _USER = "nobody"
 _SHARED_MEMORY_MIB = 4096
 
 
-class CpuJob(Construct):
+class CpuJob(JobDefinition):
     """The job definition of one CPU workload; a submission may make it an array job."""
 
     def __init__(
@@ -48,18 +48,11 @@ class CpuJob(Construct):
             tags: Tags of the jobs.
         """
         super().__init__(scope, construct_id)
-        self.job_role = iam.Role(
-            self, "JobRole", assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com")
-        )
         requirement = batch.CfnJobDefinition.ResourceRequirementProperty
-        # L1, like the multi-node definition, with which it shares code.
-        self.definition = batch.CfnJobDefinition(
-            self,
-            "Definition",
+        self._define(
             type="container",
-            platform_capabilities=["EC2"],
-            propagate_tags=True,
-            tags=dict(tags or {}),
+            time_limit=time_limit,
+            tags=tags,
             container_properties=batch.CfnJobDefinition.ContainerPropertiesProperty(
                 image=image_uri,
                 command=launch_command(workload.name),
@@ -83,17 +76,4 @@ class CpuJob(Construct):
                     )
                 ],
             ),
-            timeout=batch.CfnJobDefinition.TimeoutProperty(
-                attempt_duration_seconds=round(time_limit.to_seconds())
-            ),
-            retry_strategy=batch.CfnJobDefinition.RetryStrategyProperty(
-                # A reclaimed Spot instance looks like a lost host.
-                attempts=ATTEMPTS,
-                evaluate_on_exit=retry_rules(),
-            ),
         )
-
-    @property
-    def arn(self) -> str:
-        """ARN of the definition, with its revision."""
-        return self.definition.ref

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import aws_cdk as cdk
 from aws_cdk import aws_batch as batch
@@ -93,7 +94,48 @@ class JobExecutionRole(Construct):
             )
 
 
-class MultiNodeTrainingJob(Construct):
+class JobDefinition(Construct):
+    """A job definition and the role of its jobs; subclasses add the container."""
+
+    definition: batch.CfnJobDefinition
+
+    def __init__(self, scope: Construct, construct_id: str) -> None:
+        """Create the role."""
+        super().__init__(scope, construct_id)
+        self.job_role = iam.Role(
+            self, "JobRole", assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com")
+        )
+
+    def _define(
+        self, *, time_limit: cdk.Duration, tags: Mapping[str, str] | None, **properties: Any
+    ) -> None:
+        """Create the definition, with ``time_limit`` for one attempt."""
+        # L1: the L2 sets the end of the node range ("0:3"), which would prevent submissions from
+        # overriding the number of nodes.
+        self.definition = batch.CfnJobDefinition(
+            self,
+            "Definition",
+            platform_capabilities=["EC2"],
+            propagate_tags=True,
+            tags=dict(tags or {}),
+            timeout=batch.CfnJobDefinition.TimeoutProperty(
+                attempt_duration_seconds=round(time_limit.to_seconds())
+            ),
+            retry_strategy=batch.CfnJobDefinition.RetryStrategyProperty(
+                # A reclaimed Spot instance looks like a lost host.
+                attempts=ATTEMPTS,
+                evaluate_on_exit=retry_rules(),
+            ),
+            **properties,
+        )
+
+    @property
+    def arn(self) -> str:
+        """ARN of the definition, with its revision."""
+        return self.definition.ref
+
+
+class MultiNodeTrainingJob(JobDefinition):
     """The job definition of one workload, on any number of nodes."""
 
     def __init__(
@@ -127,18 +169,10 @@ class MultiNodeTrainingJob(Construct):
             tags: Tags of the jobs.
         """
         super().__init__(scope, construct_id)
-        self.job_role = iam.Role(
-            self, "JobRole", assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com")
-        )
-        # L1: the L2 sets the end of the node range ("0:3"), which would prevent submissions from
-        # overriding the number of nodes.
-        self.definition = batch.CfnJobDefinition(
-            self,
-            "Definition",
+        self._define(
             type="multinode",
-            platform_capabilities=["EC2"],
-            propagate_tags=True,
-            tags=dict(tags or {}),
+            time_limit=time_limit,
+            tags=tags,
             node_properties=batch.CfnJobDefinition.NodePropertiesProperty(
                 main_node=0,
                 num_nodes=min(workload.default_nodes, max_nodes),
@@ -158,18 +192,7 @@ class MultiNodeTrainingJob(Construct):
                     )
                 ],
             ),
-            timeout=batch.CfnJobDefinition.TimeoutProperty(
-                attempt_duration_seconds=round(time_limit.to_seconds())
-            ),
-            retry_strategy=batch.CfnJobDefinition.RetryStrategyProperty(
-                attempts=ATTEMPTS, evaluate_on_exit=retry_rules()
-            ),
         )
-
-    @property
-    def arn(self) -> str:
-        """ARN of the definition, with its revision."""
-        return self.definition.ref
 
 
 def _container(

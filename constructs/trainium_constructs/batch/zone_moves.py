@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from trainium_catalogue.contract import TAG_DEPLOYMENT
 from trainium_constructs.nag import acknowledge_wildcards
-from trainium_constructs.scheduled import ScheduledFunction
-from trainium_constructs.storage import TrainingBucket
+from trainium_constructs.scheduled import CheckedDeployment, ScheduledFunction
 
 
 class ZoneMoves(ScheduledFunction):
@@ -28,39 +25,23 @@ class ZoneMoves(ScheduledFunction):
         scope: Construct,
         construct_id: str,
         *,
-        deployment: str,
+        deployment: CheckedDeployment,
         queue_arns: Sequence[str],
         definition_arns: Sequence[str],
-        sources: Path,
-        bucket: TrainingBucket,
-        job_logs: logs.ILogGroup,
-        log_retention_days: int,
     ) -> None:
         """Create the function.
 
         Args:
-            deployment: Name of the deployment whose jobs are moved.
+            deployment: The deployment, in whose bucket submissions reserve run names.
             queue_arns: Queues to which jobs are moved.
             definition_arns: Job definitions of the jobs.
-            sources: Folder that contains the packages in ``scheduled.PACKAGES``.
-            bucket: Bucket of the runs, in which submissions reserve run names.
-            job_logs: Log group of the jobs.
-            log_retention_days: Retention of the function's own log.
         """
-        super().__init__(
-            scope,
-            construct_id,
-            deployment=deployment,
-            job_logs=job_logs,
-            log_retention_days=log_retention_days,
-        )
-        self._allow_moving(deployment, [*queue_arns, *definition_arns])
-        bucket.grant_submitting(self.role)
+        super().__init__(scope, construct_id, deployment=deployment)
+        self._allow_moving(deployment.name, [*queue_arns, *definition_arns])
+        deployment.bucket.grant_submitting(self.role)
         self._schedule(
             "notifier.function.move_handler",
-            f"Moves jobs of the Trainium deployment {deployment} to the next zone",
-            sources=sources,
-            environment={},
+            f"Moves jobs of the Trainium deployment {deployment.name} to the next zone",
         )
 
     def _allow_moving(self, deployment: str, submit_arns: Sequence[str]) -> None:

@@ -15,9 +15,9 @@ from trainium_catalogue.kubernetes import TAINT
 from trainium_constructs.eks.cluster import TrainingCluster
 from trainium_constructs.host_setup import mime_message
 from trainium_constructs.launch_template import (
-    ROOT_DEVICE,
     EfaLaunchTemplate,
     Reservation,
+    root_volume,
     tag_specifications,
 )
 from trainium_constructs.nag import acknowledge_managed_policy
@@ -204,17 +204,7 @@ def _system_template(
         "Template",
         launch_template_data=template.LaunchTemplateDataProperty(
             security_group_ids=[group.security_group_id for group in groups],
-            block_device_mappings=[
-                template.BlockDeviceMappingProperty(
-                    device_name=ROOT_DEVICE,
-                    ebs=template.EbsProperty(
-                        volume_type="gp3",
-                        volume_size=_SYSTEM_VOLUME_GIB,
-                        encrypted=True,
-                        delete_on_termination=True,
-                    ),
-                )
-            ],
+            block_device_mappings=[root_volume(_SYSTEM_VOLUME_GIB)],
             metadata_options=template.MetadataOptionsProperty(
                 http_endpoint="enabled",
                 http_tokens="required",

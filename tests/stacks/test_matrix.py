@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +109,6 @@ def few(combinations: list[dict[str, object]]) -> list[Any]:
     ]
 
 
-SECTIONS = ("Parameters", "Conditions", "Resources", "Outputs")
 _linted: set[str] = set()
 
 
@@ -128,65 +126,19 @@ def host_script(made: Deployment) -> str:
 
 
 def findings(made: Deployment) -> list[str]:
-    """Lint what no earlier template of the session had."""
-    return [
-        f"{part}: {match.rule.id} {match.message}"
-        for part, template in made.templates.items()
-        if (rest := not_yet_linted(template, made.config.region)) is not None
-        for match in findings_of(json.dumps(rest), made.config.region)
-        if not _is_known(match.rule.id, match.message, made.config)
-    ]
-
-
-def not_yet_linted(template: Template, region: str) -> Template | None:
-    """Leave out entries that were linted before together with everything that they refer to.
-
-    The templates of a matrix share most of their roles, policies and parameters, and linting an
-    entry takes the same time in each. A type of resource that is new in its region stays, because
-    regions differ in the types and values that they support. None if nothing is left.
-    """
-    entries = {
-        name: (section, entry)
-        for section in SECTIONS
-        for name, entry in template.get(section, {}).items()
-    }
-    needs = {
-        name: set(re.findall(r"\w+", json.dumps(entry))) & entries.keys() - {name}
-        for name, (_, entry) in entries.items()
-    }
-    kept: set[str] = set()
-    for name, (section, entry) in entries.items():
-        whole = with_needs(name, needs)
-        text = json.dumps([[each, entries[each]] for each in sorted(whole)], sort_keys=True)
-        facts = {
-            hashlib.sha256(f"{name} {text}".encode()).hexdigest(),
-            f"{region} {entry['Type']}" if section == "Resources" else section,
-        }
-        if not facts <= _linted:
-            _linted.update(facts)
-            kept |= whole
-    if not kept:
-        return None
-    if kept.isdisjoint(template["Resources"]):
-        return template  # cfn-lint refuses one without resources
-    kept |= set(re.findall(r"\w+", json.dumps(template.get("Rules", {}))))
-    return {
-        **template,
-        **{
-            section: {name: entry for name, entry in template[section].items() if name in kept}
-            for section in SECTIONS
-            if section in template
-        },
-    }
-
-
-def with_needs(name: str, needs: dict[str, set[str]]) -> set[str]:
-    """Return an entry of a template with everything that it refers to, directly or not."""
-    found: set[str] = set()
-    waiting = {name}
-    while waiting:
-        found |= waiting
-        waiting = {other for each in waiting for other in needs[each]} - found
+    """Lint each distinct template once per session."""
+    found = []
+    for part in made.templates:
+        text = made.text(part)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if digest in _linted:
+            continue
+        _linted.add(digest)
+        found += [
+            f"{part}: {match.rule.id} {match.message}"
+            for match in findings_of(text, made.config.region)
+            if not _is_known(match.rule.id, match.message, made.config)
+        ]
     return found
 
 

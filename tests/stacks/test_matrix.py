@@ -20,7 +20,6 @@ from tests.stacks.synthesis import (
     EXISTING_NETWORK,
     FLAGS,
     Deployment,
-    Template,
     checked,
     matrix,
     name_of,

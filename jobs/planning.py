@@ -121,7 +121,7 @@ class RunEstimate:
     usd_at_most: Amount
     """Upper bound of one submission's instance cost in a deployment with default settings; a later
     submission that resumes the run has its own bound."""
-    usd_at_most_unsure: str | None
+    usd_at_most_caveat: str | None
     """Why the bound may be exceeded, such as an unknown list price, or hosts on Batch that may wait
     for each other indefinitely; null if it holds."""
     billed_hours: BilledHours
@@ -206,7 +206,7 @@ def estimate(
         addresses=num_nodes * _addresses_per_node(kind, orchestrator),
         usd_per_hour=hourly,
         usd_at_most=usd_at_most(num_nodes, time_limit_hours),
-        usd_at_most_unsure=unknown or endless_wait(orchestrator, num_nodes),
+        usd_at_most_caveat=unknown or endless_wait(orchestrator, num_nodes),
         billed_hours=compute_billed_hours(time_limit_hours),
         deploy=_deploy_command(
             kind,

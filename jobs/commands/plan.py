@@ -310,11 +310,11 @@ def _lines(document: PlanDocument, plan: RunEstimate) -> Iterator[str]:
     if plan.orchestrator is Orchestrator.EKS:
         standing = "NAT gateway, endpoints, cluster and Lustre"
     yield f"cost: ${plan.usd_per_hour:,.2f} an hour with {standing}; {_PRICES}"
-    unsure = plan.usd_at_most_unsure
+    caveat = plan.usd_at_most_caveat
     yield (
         f"one submission costs at most ${plan.usd_at_most:,.2f}: {plan.billed_hours.text()}; not "
         f"included: {not_included(plan.orchestrator, {}, num_nodes=plan.nodes)}"
-        + ("" if unsure is None else f"; the actual cost can be higher, because {unsure}")
+        + ("" if caveat is None else f"; the actual cost can be higher, because {caveat}")
     )
     if plan.obstacle is None:
         eks = plan.orchestrator is Orchestrator.EKS

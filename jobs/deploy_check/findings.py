@@ -43,11 +43,11 @@ class FindingKind(StrEnum):
     """A resource is left behind and still costs money."""
     UNKNOWN = "unknown"
     """Could not be checked."""
-    GOES_ON = "goes-on"
+    CONTINUES = "continues"
     """Instances are replaced, but running jobs have time to finish."""
 
 
-HARMLESS = frozenset({FindingKind.GOES_ON})
+HARMLESS = frozenset({FindingKind.CONTINUES})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class DeployDocument:
     stacks: tuple[DeployStack, ...]
     """Stacks of the assembly in order, then deployed stacks not in it."""
     findings: tuple[FindingItem, ...]
-    """Findings, most serious first; the exit code is 1 if any is not goes-on."""
+    """Findings, most serious first; the exit code is 1 if any has another kind than continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +334,7 @@ def _ended(
             slow,
         ),
         (
-            FindingKind.GOES_ON,
+            FindingKind.CONTINUES,
             "these jobs keep running on their instances, up to their own time limit, and `cdk "
             "deploy` waits for them",
             "deploy after they have ended, if you can; later jobs and retries get new instances",

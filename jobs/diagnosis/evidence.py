@@ -53,7 +53,7 @@ class EvidenceSource(StrEnum):
     NODE = "node", "node conditions"
     SCALER = "scaler", "node scaler"
     EVENT = "event", "cluster events"
-    TERMINATING_PODS = "leaving", "pods of the previous attempt"
+    TERMINATING_PODS = "terminating-pods", "pods of the previous attempt"
     OFFERING = "offering", "zones that offer the type"
     IMAGE = "image", "image"
     HOST_IMAGE = "host-image", "AMI"
@@ -61,7 +61,7 @@ class EvidenceSource(StrEnum):
     BUCKET = "bucket", "bucket"
     KEY = "key", "KMS key of the bucket"
     ENDPOINT = "endpoint", "VPC endpoints"
-    PERMISSION = "right", "permissions of the caller"
+    PERMISSION = "permission", "permissions of the caller"
     REQUEST = "request", "submission"
 
 

@@ -169,7 +169,7 @@ class IdleNode:
 
     node: str
     idle_since: Timestamp
-    goes_at: Timestamp
+    removal_at: Timestamp
     """Earliest time of removal, unless a job uses the node or waits for it."""
 
 
@@ -196,7 +196,7 @@ def idle_nodes(cluster: Cluster, deployment: Deployment) -> tuple[IdleNode, ...]
         IdleNode(
             node=node["metadata"]["name"],
             idle_since=stamp(since),
-            goes_at=stamp(since + timedelta(minutes=minutes)),
+            removal_at=stamp(since + timedelta(minutes=minutes)),
         )
         for node in nodes_of_group(cluster, deployment)
         if (since := marked_since(node, kubernetes.IDLE_SINCE)) is not None

@@ -206,7 +206,7 @@ class Estimate:
     """Cost of one attempt on all nodes up to the time limit."""
     usd_at_most: Amount
     """Upper bound of this submission's instance cost, with all jobs, attempts and waits."""
-    usd_at_most_unsure: str | None
+    usd_at_most_caveat: str | None
     """Why the bound may be exceeded, such as an unknown list price, or hosts on Batch that may wait
     for each other indefinitely; null if it holds."""
     cap_usd: float | None

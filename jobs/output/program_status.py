@@ -34,8 +34,8 @@ def describe_program(
     snapshots = status.get("snapshots") or []
     is_over = status.get("state") == ENDED
     lines.append(_snapshots(snapshots, now) if snapshots or not is_over else NOTHING_KEPT)
-    if status.get("unkept"):
-        lines.append(f"not saved: the program {status['unkept']}")
+    if status.get("unpersisted"):
+        lines.append(f"not saved: the program {status['unpersisted']}")
     if remark := _staleness(status, submitted_at_ms, now):
         lines.append(remark)
     return "\n".join(lines)

@@ -97,7 +97,7 @@ def report_document(sources: RunSources, *, now_s: float) -> ReportDocument:
         steps_per_second=num_steps / busy_s if busy_s > 0 else None,
         mfu=sum(value * seconds for value, seconds in mfu) / weight if weight > 0 else None,
         node_seconds=seconds,
-        is_time_least=bool(without_end or without_start or untimed),
+        is_time_lower_bound=bool(without_end or without_start or untimed),
         spent=spent,
         goodput=None if productive is None or seconds <= 0 else min(1.0, productive / seconds),
         usd=usd,

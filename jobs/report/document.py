@@ -148,7 +148,7 @@ class ReportDocument(RunFields):
     """Mean model FLOPs utilization, 0 to 1."""
     node_seconds: Amount
     """Paid time: each attempt from start to end, times its nodes."""
-    is_time_least: bool
+    is_time_lower_bound: bool
     """True if the paid time is a lower bound."""
     spent: tuple[SpentTime, ...]
     """Parts of the paid time; empty if no steps are known."""

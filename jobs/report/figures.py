@@ -54,7 +54,7 @@ def workload_hardware(document: ReportDocument) -> Hardware:
 
 def at_least(document: ReportDocument) -> str:
     """Return a prefix for figures that are lower bounds of time."""
-    return "at least " if document.is_time_least else ""
+    return "at least " if document.is_time_lower_bound else ""
 
 
 def steps(document: ReportDocument) -> str:

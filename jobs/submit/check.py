@@ -211,7 +211,7 @@ def _check_same_program(running: RunSummary, job: Job | None, submission: Submis
 
 def _already_running(job: Job | RunSummary, run: str, why: str) -> Refusal:
     return Refusal(
-        "another-job-goes-on",
+        "another-job-is-active",
         f"run {run} is already {job.status}, job {job.job_id}, but {why}; nothing was submitted; "
         f"wait until it ends, stop it with `python -m jobs stop {run}`, or use another --name",
     )

@@ -139,7 +139,7 @@ def _hours(submission: Submission, request: JobRequest) -> BilledHours:
     return hours_of(request, submission.target, waits=waits)
 
 
-def unsure_of(submission: Submission) -> str | None:
+def caveat_of(submission: Submission) -> str | None:
     """Explain why the bound is uncertain; None if it is certain."""
     return _unknown_of(submission) or _endless_wait_of(submission)
 
@@ -341,7 +341,7 @@ def _breakdown(submission: Submission) -> str:
 def _bound_line(submission: Submission) -> str:
     """Describe the upper bound of the cost, and why it is uncertain."""
     cap = cap_of(submission.target, submission.spec.options.max_usd)
-    unsure = unsure_of(submission)
+    caveat = caveat_of(submission)
     request = submission.request
     excluded = not_included(
         request.orchestrator,
@@ -352,7 +352,7 @@ def _bound_line(submission: Submission) -> str:
     return (
         f"at most ${usd_at_most(submission):,.2f}: {_breakdown(submission)}; not included: "
         f"{excluded}"
-        + ("" if unsure is None else f"; the actual cost can be higher, because {unsure}")
+        + ("" if caveat is None else f"; the actual cost can be higher, because {caveat}")
         + ("" if cap is None else f"; {cap.source} is ${cap.usd:,.2f}{wait}")
         + "; a later submission that resumes the run has its own maximum"
     )

@@ -19,7 +19,7 @@ from jobs.job import ESTIMATE_NOTE, Job, JobKind, JobRequest, RunSummary, Shape,
 from jobs.orchestrators import JobService
 from jobs.output.console import echo, exit_code, follow_command, human, note, print_document
 from jobs.submit.choose import Submission, Wheels, wheels_run
-from jobs.submit.plan import unsure_of, usd_at_most
+from jobs.submit.plan import caveat_of, usd_at_most
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.wording import counted
@@ -347,7 +347,7 @@ def _document(
             usd_per_node_hour=request.usd_per_node_hour,
             usd_at_time_limit=round(request.usd_at_time_limit, 2),
             usd_at_most=round(usd_at_most(submission), 2),
-            usd_at_most_unsure=unsure_of(submission),
+            usd_at_most_caveat=caveat_of(submission),
             cap_usd=None if cap is None else cap.usd,
             max_attempts=contract.ATTEMPTS,
             note=ESTIMATE_NOTE,

@@ -193,7 +193,8 @@ def show(document: DownDocument, console: Terminal) -> None:
         )
     for missing in document.unchecked:
         console.print(
-            f"not checked: {missing.service} {missing.kind} ({missing.right}: {missing.reason})",
+            f"not checked: {missing.service} {missing.kind} "
+            f"({missing.permission}: {missing.reason})",
             soft_wrap=True,
         )
     if document.outcome == "interrupted":

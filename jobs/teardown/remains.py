@@ -44,7 +44,7 @@ class UncheckedKind:
 
     service: str
     kind: str
-    right: str
+    permission: str
     """IAM action required to check it."""
     reason: str
 
@@ -301,4 +301,4 @@ def _unchecked(service: str, kind: str, action: str, error: Exception, aws: Aws)
         raise error
     else:
         reason = "the permission is missing" if is_denied(error) else refusal.message
-    return UncheckedKind(service=service, kind=kind, right=action, reason=reason)
+    return UncheckedKind(service=service, kind=kind, permission=action, reason=reason)

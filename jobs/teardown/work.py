@@ -266,8 +266,8 @@ def describe_unsaved(bucket: Bucket, run: str) -> str | None:
 
 def _unsaved_of_program(status: dict[str, Any]) -> str | None:
     snapshots = status.get("snapshots")
-    if status.get("unkept"):
-        return f"files that no snapshot includes: the program {status['unkept']}"
+    if status.get("unpersisted"):
+        return f"files that no snapshot includes: the program {status['unpersisted']}"
     if not snapshots:
         return "everything, because it has no snapshot yet"
     newest = snapshots[-1] if isinstance(snapshots, list) else None

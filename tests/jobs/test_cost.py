@@ -106,7 +106,7 @@ def test_unknown_cost_exceeds_every_cap(
 ) -> None:
     known.parameter(name, value)
 
-    assert lacks in estimate(known, *words)["usd_at_most_unsure"]
+    assert lacks in estimate(known, *words)["usd_at_most_caveat"]
     refused = refusal(known, *words, "--max-usd", "1e9")
     assert refused["refused"] == "cost-not-known" and lacks in refused["message"]
 
@@ -118,8 +118,8 @@ def test_cap_does_not_limit_wait_of_ready_hosts_on_batch(known: Cli) -> None:
     assert "ready hosts that wait for others indefinitely" in shown
     assert "the actual cost can be higher, because ready hosts wait until `jobs stop`" in shown
     assert "--max-usd is $2,000.00, and does not limit that wait" in shown
-    assert "ready hosts wait until `jobs stop`" in estimate(known, *words)["usd_at_most_unsure"]
-    assert estimate(known, *words, "--nodes", "1")["usd_at_most_unsure"] is None
+    assert "ready hosts wait until `jobs stop`" in estimate(known, *words)["usd_at_most_caveat"]
+    assert estimate(known, *words, "--nodes", "1")["usd_at_most_caveat"] is None
 
 
 @pytest.mark.parametrize("amount", ["0", "inf"])

@@ -112,7 +112,7 @@ def test_maximum_cost_of_submission_covers_all_attempts() -> None:
     assert standing == pytest.approx(0.045 + 0.005 + 6 * 0.01)
     # Three times one hour of waiting, six of work and two minutes of grace.
     assert found["usd_at_most"] == pytest.approx(2 * 21.5 * 3 * (1 + 6 + 120 / 3600))
-    assert "ready hosts wait until `jobs stop`" in found["usd_at_most_unsure"]
+    assert "ready hosts wait until `jobs stop`" in found["usd_at_most_caveat"]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_unknown_price_has_no_upper_bound() -> None:
     words = ("mnist", "--compare", "trn2.48xlarge", "--nodes", "1")
     (found,) = plan(*words)["estimates"]
 
-    assert found["usd_at_most_unsure"] == "no list price of trn2.48xlarge is known"
+    assert found["usd_at_most_caveat"] == "no list price of trn2.48xlarge is known"
     assert "no list price of trn2.48xlarge" in Cli("").run("plan", *words).stdout
     assert Cli("").run("plan", *words, "--max-usd", "1e9").exit_code == 2
 

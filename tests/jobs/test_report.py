@@ -165,7 +165,7 @@ def test_attempt_has_wait_lost_node_and_repeated_steps(cli: Cli) -> None:
     first, second = document["attempts"]
 
     assert (document["steps"], document["repeated_steps"]) == (10, 2)
-    assert not document["is_repeated_lower_bound"] and not document["is_time_least"]
+    assert not document["is_repeated_lower_bound"] and not document["is_time_lower_bound"]
     assert (first["repeated_steps"], first["reached_step"], second["from_step"]) == (2, 8, 6)
     assert (first["code"], first["code_name"]) == (75, "HOST")
     assert [loss["node"] for loss in first["lost"]] == [1]
@@ -252,7 +252,7 @@ def test_killed_attempt_ends_at_last_sign_of_life(cli: Cli) -> None:
 
     assert (first["ended_at"], first["last_seen_at"], first["repeated_steps"]) == (None, at(90), 3)
     assert document["node_seconds"] == pytest.approx(2 * (90 + 70))
-    assert document["is_time_least"] and document["is_repeated_lower_bound"]
+    assert document["is_time_lower_bound"] and document["is_repeated_lower_bound"]
     assert any("1 attempt without a recorded end" in text for text in document["unknown"])
     assert "at least 3" in cli.run("report", "mine").stdout
 
@@ -290,7 +290,7 @@ def test_immediately_failed_run_shows_service_data(cli: Cli) -> None:
     assert (document["state"], attempt["code_name"]) == ("failed", "CONFIGURATION")
     assert attempt["meaning"] == "the launcher refused its configuration"
     assert document["node_seconds"] == pytest.approx(2 * 3)
-    assert not document["is_time_least"]
+    assert not document["is_time_lower_bound"]
     assert document["steps"] is None
 
 
@@ -325,7 +325,7 @@ def test_old_run_lists_unrecorded_data(cli: Cli) -> None:
     made.steps(190, *range(5, 9), each_s=10)
     document = reported(cli)
 
-    assert (document["repeated_steps"], document["is_time_least"]) == (0, True)
+    assert (document["repeated_steps"], document["is_time_lower_bound"]) == (0, True)
     assert document["goodput"] == pytest.approx(80 / (40 + 40))
     said = " ".join(document["unknown"])
     assert "2 attempts without a recorded start" in said

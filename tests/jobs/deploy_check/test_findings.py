@@ -117,7 +117,7 @@ def test_time_limit_decides_whether_jobs_end_or_update_rolls_back() -> None:
     assert runs(found) == {
         FindingKind.ENDS_JOBS: ["long"],
         FindingKind.ROLLS_BACK: ["long", "slow"],
-        FindingKind.GOES_ON: ["short"],
+        FindingKind.CONTINUES: ["short"],
     }
     assert {it.within_minutes for finding in found for it in finding.jobs} == {7200}
     assert (
@@ -379,5 +379,5 @@ def test_findings_are_sorted_by_severity() -> None:
         FindingKind.ENDS_JOBS,
         FindingKind.ROLLS_BACK,
         FindingKind.UNKNOWN,
-        FindingKind.GOES_ON,
+        FindingKind.CONTINUES,
     ]

@@ -294,13 +294,13 @@ BATCH: tuple[tuple[str, str, str, Callable[[Place], object]], ...] = (
     ("endpoint-unusable", "stops", "ecr.dkr missing in vpc-", _no_endpoint_and_no_gateway),
     ("endpoint-unusable", "stops", "is rejected", _rejected_endpoint),
     (
-        "right-denied",
+        "permission-denied",
         "stops",
         "not permitted to submit: batch:SubmitJob",
         lambda place: _as_user(place, without="batch:SubmitJob"),
     ),
     (
-        "right-to-look-denied",
+        "read-permission-denied",
         "warning",
         "not permitted to read: ssm:StartSession",
         lambda place: _as_user(place, without="ssm:StartSession"),
@@ -400,7 +400,7 @@ def test_permission_of_data_jobs_stops_cluster_deployment(
     _as_user(cluster_place, without="batch:SubmitJob")
     code, document = cluster_place.doctor()
 
-    (denied,) = (o for o in document["obstacles"] if o["cause"] == "right-denied")
+    (denied,) = (o for o in document["obstacles"] if o["cause"] == "permission-denied")
     assert denied["evidence"][0]["text"] == "not permitted to submit: batch:SubmitJob"
     assert code == 1
 
@@ -665,7 +665,7 @@ def test_simulation_only_denial_is_neither_passed_nor_obstacle(
     (unread,) = document["unread"]
     assert unread.startswith("permissions: batch:SubmitJob: IAM's simulation is inconclusive ")
     assert (code, document["obstacles"]) == (0, [])
-    assert "right" not in {each["source"] for each in document["passed"]}
+    assert "permission" not in {each["source"] for each in document["passed"]}
     assert set(asked) == {REGION}
 
 

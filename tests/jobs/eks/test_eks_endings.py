@@ -42,7 +42,7 @@ def test_status_explains_failed_attempt_before_retry(eks: EksCli) -> None:
     conforms("jobs-report", report)
     assert [item["code_name"] for item in report["attempts"]] == ["OK"]
     assert "1 attempt not shown" in report["unknown"][0]  # neither pods nor a record
-    assert report["is_time_least"] and report["state"] == "succeeded"
+    assert report["is_time_lower_bound"] and report["state"] == "succeeded"
     key = f"{attempts_prefix('again', 'again')}1.json"
     eks.cli.put(key, {**RECORD, "started_at": report["attempts"][0]["started_at"]})
     first, second = eks.document("report", "again")["attempts"]

@@ -139,7 +139,7 @@ def test_running_jobs_are_stopped_first(deployed: Deployed) -> None:
             "progress since its snapshot of 2026-01-01T00:00:00Z",
         ),
         (
-            {"kind": "program", "snapshots": [{}], "unkept": "writes to /tmp"},
+            {"kind": "program", "snapshots": [{}], "unpersisted": "writes to /tmp"},
             "files that no snapshot includes: the program writes to /tmp",
         ),
     ],

@@ -323,7 +323,7 @@ def test_missing_permission_is_named_and_hides_no_other_kind(
     ids = {item.id for item in remains.found}
 
     assert volume in ids
-    assert [(item.kind, item.right, item.reason) for item in remains.unchecked] == [
+    assert [(item.kind, item.permission, item.reason) for item in remains.unchecked] == [
         ("key", "kms:ListKeys", "the permission is missing"),
         ("alias", "kms:ListAliases", "the permission is missing"),
     ]

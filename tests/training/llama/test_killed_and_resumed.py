@@ -157,7 +157,7 @@ def check_report(run: Run) -> None:
         assert attempt.repeated_steps is not None
         assert attempt.repeated_steps == expected or attempt.code is None
         assert attempt.repeated_steps <= expected
-    assert document.is_repeated_lower_bound and document.is_time_least
+    assert document.is_repeated_lower_bound and document.is_time_lower_bound
 
     of_attempts: dict[int, list[float]] = {}
     for line in run.lines("step"):

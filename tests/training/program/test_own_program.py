@@ -113,7 +113,7 @@ def test_unpersisted_files_are_reported_at_the_end(forgetful: Cluster) -> None:
     told = "launch: program: nothing was saved: no file was written to TRAINIUM_CHECKPOINT_DIR"
     assert told in forgetful.log(0)
     status = json.loads((forgetful.folder / "build/runs/test-run" / RUN_STATUS).read_text())
-    assert status["unkept"].startswith("wrote ckpts/ (1 file, 9 bytes), which is not kept")
+    assert status["unpersisted"].startswith("wrote ckpts/ (1 file, 9 bytes), which is not kept")
 
 
 def test_a_program_may_have_fewer_processes_than_cores(forgetful: Cluster) -> None:

@@ -73,7 +73,7 @@ class ProgramStatus:
     """The loss, if it is not finite."""
     steps_per_second: float | None
     snapshots: tuple[SnapshotSummary, ...]
-    unkept: str | None = field(default=None, metadata=OPTIONAL)
+    unpersisted: str | None = field(default=None, metadata=OPTIONAL)
     """Files of the main node's program that are not kept, if any."""
     updated_at: Timestamp
 
@@ -289,9 +289,9 @@ class Exchange:
         at = output.last_line_at
         loss = output.loss
         is_number = loss is not None and math.isfinite(loss)
-        unkept = None
+        unpersisted = None
         with contextlib.suppress(FileNotFoundError):
-            unkept = (self._settings.scratch / UNPERSISTED_FILE).read_text()
+            unpersisted = (self._settings.scratch / UNPERSISTED_FILE).read_text()
         status = ProgramStatus(
             state=state,
             last_line=output.last_line or None,
@@ -301,7 +301,7 @@ class Exchange:
             loss_text=None if loss is None or is_number else str(loss),
             steps_per_second=output.steps_per_second,
             snapshots=self.snapshots,
-            unkept=unkept,
+            unpersisted=unpersisted,
             updated_at=now_utc(),
         )
         self._put_status(json.dumps(as_document(status), indent=2).encode() + b"\n")

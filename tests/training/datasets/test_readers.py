@@ -224,12 +224,12 @@ def parquet(**columns: list[Any]) -> bytes:
         ("a.txt.gz", b"plain", "a.txt.gz is not a complete gzip file"),
         (
             "a.jsonl.gz",
-            gzip.compress(lines(*map(str, range(1000))).encode())[:-20],
+            gzip.compress(lines(*map(str, range(1000))).encode(), mtime=0)[:-20],
             "a.jsonl.gz is not a complete gzip file",
         ),
         (
             "a.jsonl.gz",
-            gzip.compress(lines("one", "two").encode() + b"{\n"),
+            gzip.compress(lines("one", "two").encode() + b"{\n", mtime=0),
             "a.jsonl.gz, line 3: not JSON",
         ),
         ("a.parquet", b"no table", "a.parquet is not a Parquet file"),

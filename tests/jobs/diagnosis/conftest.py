@@ -14,9 +14,10 @@ from trainium_emulators.kubernetes.resources import EVENT, POD
 
 @pytest.fixture(scope="module")
 def api_server() -> Iterator[ClusterEmulator]:
-    """An API server without Volcano's controller, so that a status that a test writes remains."""
+    """An API server without controllers, so that a status that a test writes remains."""
     for running in emulated(EmulatorSettings(addresses="127.0.95")):
         running._volcano.stop()
+        running._deployments.stop()
         yield running
 
 

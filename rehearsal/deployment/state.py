@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.documents import Positive
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES, TorchBackend
@@ -179,10 +177,14 @@ def refuse_second(folder: RehearsalFolder) -> None:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return when a process started; None if it has ended."""
+    """Return when a process started, in clock ticks since boot; None if it has ended.
+
+    psutil adds the time of boot, which changes with the system's clock.
+    """
     try:
-        process = psutil.Process(pid)
-        # A zombie has ended, even if its parent never reaps it.
-        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
-    except psutil.NoSuchProcess:
+        # Fields after the command name, which may contain spaces: proc(5), fields 3 and 22.
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
         return None
+    # A zombie has ended, even if its parent never reaps it.
+    return None if fields[0] == "Z" else fields[19]

@@ -94,9 +94,8 @@ class GracePeriod:
         self._stop, self._stop_grace_s = stop, stop_grace_s
         self._is_stopped = False
 
-    @property
     def ends_s(self) -> float:
-        """Its end on the monotonic clock."""
+        """Return its end on the monotonic clock; a stop request shortens it first."""
         if self._stop.count:
             self.shorten()
         return self._ends_s
@@ -376,7 +375,7 @@ class WorkerNode:
     def end(self, decision: Verdict, shutdown: Shutdown) -> None:
         """Let the workers finish if possible, then kill remaining processes."""
         if decision.graceful and self.running:
-            self._wait_for_workers(shutdown, lambda: shutdown.period.ends_s)
+            self._wait_for_workers(shutdown, shutdown.period.ends_s)
         self.kill(shutdown.heartbeat)
 
     def _wait_for_workers(self, shutdown: Shutdown, ends_s: Callable[[], float]) -> None:

@@ -129,7 +129,6 @@ class Hub:
         """Listen for children, if any; raise ``OSError`` if the port is unavailable."""
         self._node = node
         self._clock = _Clock(timeout_s)
-        self._selector = selectors.DefaultSelector()
         self._newcomers: list[Link] = []
         self.members: dict[int, Link] = {}
         self._listener: socket.socket | None = None
@@ -138,6 +137,9 @@ class Hub:
                 (node.address, PEER_WATCH), backlog=node.num_nodes
             )
             self._listener.setblocking(False)
+        # Created once the port is bound: if that fails, the caller tries again.
+        self._selector = selectors.DefaultSelector()
+        if self._listener is not None:
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     def poll(self, wait_s: float) -> list[Event]:

@@ -376,7 +376,7 @@ class ProgramNode(WorkerNode):
     def _wait_for_program(self, shutdown: Shutdown) -> None:
         def ends_s() -> float:
             # Reserve time for the last snapshot, which follows within the same grace period.
-            ends_s = shutdown.period.ends_s  # first, since it may shorten the period
+            ends_s = shutdown.period.ends_s()  # first, since it may shorten the period
             return ends_s - min(_MAX_SNAPSHOT_S, shutdown.period.length_s / 3)
 
         or_alone = replace(shutdown, is_urgent=lambda: shutdown.is_urgent() or shutdown.is_alone())
@@ -405,7 +405,7 @@ class ProgramNode(WorkerNode):
         if not saves:
             self._print_traceback(shutdown.turn)
             self._kill_workers()
-        deadline_s = shutdown.period.ends_s if saves else time.monotonic() + _FINAL_UPLOAD_S
+        deadline_s = shutdown.period.ends_s() if saves else time.monotonic() + _FINAL_UPLOAD_S
         if saves or decision.code is ExitCode.WORKLOAD:
             self._start_results()
         if saves or self._node.is_main:
@@ -419,7 +419,7 @@ class ProgramNode(WorkerNode):
         while self._is_closing and time.monotonic() < deadline_s + _SNAPSHOT_EXIT_GRACE_S:
             shutdown.turn()
             if saves:
-                deadline_s = shutdown.period.ends_s
+                deadline_s = shutdown.period.ends_s()
             if saves and shutdown.is_alone():
                 saves, deadline_s = False, time.monotonic()
         if saves and self._remarks is not None:

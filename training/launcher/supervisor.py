@@ -276,7 +276,7 @@ class MainRole(_Role):
         period = self._end_workers(decision, turn)
         ended_s = time.monotonic()
         while hub.members:
-            grace_ends_s = period.ends_s if decision.graceful else ended_s
+            grace_ends_s = period.ends_s() if decision.graceful else ended_s
             if time.monotonic() >= max(ended_s, grace_ends_s) + _CLOSING_S:
                 break
             turn()

@@ -116,10 +116,8 @@ class RunFiles:
         self._events_suffix = f".{context.job_id}.{context.attempt}"
         self._writer: Any = None
         self._status: dict[str, Any] = {}
-        self._pacer, self._validation_pacer = (
-            Pacer(_METRICS_INTERVAL_S),
-            Pacer(_METRICS_INTERVAL_S),
-        )
+        self._pacer = Pacer(_METRICS_INTERVAL_S)
+        self._validation_pacer = Pacer(_METRICS_INTERVAL_S)
         self._checkpoint_s: float | None = None
         """Pause for the newest checkpoint since the last line for CloudWatch; None without one."""
         self._earlier_results: bytes | None = None

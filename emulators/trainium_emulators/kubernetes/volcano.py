@@ -189,7 +189,7 @@ class VolcanoController:
     def _act(self, job: Json, action: str, why: str) -> None:
         """Execute an action in the job's current phase (state/*.go)."""
         phase = job["status"].get("state", {}).get("phase", "Pending")
-        if phase in ("Pending", "Running"):
+        if phase in ("Pending", "Running") and action in KILL_PHASES:
             self._kill(job, KILL_PHASES[action], why)
 
     # --- phases ---------------------------------------------------------------------------------

@@ -48,8 +48,9 @@ class NodeListing:
 
     def encode(self) -> bytes:
         """Encode the listing as a JSON document."""
-        head = as_document(replace(self, entries=()))
-        return json.dumps({**head, **entries_document(self.entries)}).encode()
+        document = {**as_document(replace(self, entries=())), **entries_document(self.entries)}
+        del document["entries"]
+        return json.dumps(document).encode()
 
     @staticmethod
     def decode(data: bytes) -> NodeListing:

@@ -164,6 +164,15 @@ _KINDS: Mapping[EntryKind, type[Any]] = {
 _LISTS = {EntryKind.FILE: "files", EntryKind.LINK: "links", EntryKind.FOLDER: "folders"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lists:
+    """The lists of a document; a refusal names the one that is invalid."""
+
+    files: tuple[Mapping[str, Any], ...] = ()
+    links: tuple[Mapping[str, Any], ...] = ()
+    folders: tuple[Mapping[str, Any], ...] = ()
+
+
 def _by_kind(entries: Iterable[SnapshotEntry]) -> dict[str, Any]:
     lists: dict[str, list[Any]] = {name: [] for name in _LISTS.values()}
     for entry in entries:
@@ -179,10 +188,11 @@ def entries_document(entries: Iterable[SnapshotEntry]) -> dict[str, list[dict[st
 
 def read_entries(document: Mapping[str, Any]) -> tuple[SnapshotEntry, ...]:
     """Parse the lists of ``entries_document``; raise ``ValueError`` if they are invalid."""
+    lists = typed(document, _Lists)
     return tuple(
         SnapshotEntry.read(kind, item)
         for kind, name in _LISTS.items()
-        for item in typed(document.get(name, ()), tuple[Mapping[str, Any], ...])
+        for item in getattr(lists, name)
     )
 
 

@@ -14,7 +14,7 @@ BASELINE_PYTHON = ROOT / "build" / "baselines" / "bin" / "python"
 
 
 def bundle_of(program: str) -> tuple[bytes, str]:
-    """Pack a program as train.py, as `jobs submit` does; return the bundle and its digest."""
+    """Pack a program as train.py, like a bundle; return the archive and its digest."""
     data, buffer = program.encode(), io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         info = tarfile.TarInfo("train.py")

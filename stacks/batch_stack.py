@@ -131,7 +131,7 @@ class BatchStack(cdk.Stack):
         ZoneMoves(
             self,
             "ZoneMoves",
-            deployment=self._data.checked(),
+            deployment=self._data.checked_deployment(),
             queue_arns=[queue.arn for _, queue in self.zones.values()][1:],
             definition_arns=[job.arn for job in self.jobs.values()],
         )

@@ -144,7 +144,7 @@ class DataJobsStack(cdk.Stack):
         notifications = RunNotifications(
             self,
             "Notifications",
-            deployment=self.checked(),
+            deployment=self.checked_deployment(),
             email=config.notify_email,
             topic_arn=config.notify_topic_arn,
             wait_minutes=config.notify_wait_minutes,
@@ -157,7 +157,7 @@ class DataJobsStack(cdk.Stack):
                 description=f"{config.notify_email} receives an email with a confirmation link",
             )
 
-    def checked(self) -> CheckedDeployment:
+    def checked_deployment(self) -> CheckedDeployment:
         """Return the deployment for the functions that check its runs."""
         from trainium_constructs.scheduled import CheckedDeployment  # slow, and rarely needed
 

@@ -202,6 +202,7 @@ def is_same(path: Path, bucket: Bucket, key: str) -> bool:
 
 def checksum_agrees(path: Path, bucket: Bucket, key: str, head: Mapping[str, Any]) -> bool | None:
     """Compare checksums; None if S3 has none that can be recomputed locally."""
+    # No public class of botocore computes it; the version is pinned.
     from botocore.httpchecksum import Crc32Checksum
 
     crc32 = head.get("ChecksumCRC32")

@@ -2,9 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +21,7 @@ from jobs.job import ESTIMATE_NOTE
 from jobs.output.console import print_document, printable
 from jobs.planning import ASSUMED_UTILIZATION, RunEstimate, estimate
 from jobs.program.entry import ProgramOptions
-from jobs.submit.read import SubmitOptions, SubmitSpec, read_spec
+from jobs.submit.read import SubmitOptions, read_spec
 from trainium_catalogue.contract import ATTEMPTS, MAX_JOB_TIME_LIMIT_HOURS, Orchestrator
 from trainium_catalogue.instances import InstanceType, find_instance_type
 from trainium_catalogue.parameters.plan import GIB
@@ -152,6 +151,7 @@ def plan(
             f"--region {region!r} offers no known Trainium type; {did_you_mean(region, ZONES)}",
         )
     own = ProgramOptions(workdir=workdir, arguments=context.meta.get(PROGRAM_ARGV))
+    sizes = [None] if nodes is None else list(_sizes(nodes))
     specs = [
         read_spec(
             what,
@@ -167,7 +167,7 @@ def plan(
             ),
             own=own,
         )
-        for size in (list(_sizes(nodes)) if nodes is not None else [None])
+        for size in sizes
     ]
     workload = specs[0].workload
     if workload.hardware is Hardware.CPU:
@@ -225,34 +225,6 @@ def _instance_types(text: str) -> list[InstanceType]:
         return [find_instance_type(word.strip()) for word in text.split(",")]
     except ValueError as error:
         raise Refusal("instance-type", str(error)) from None
-
-
-def _spec(
-    context: typer.Context,
-    what: str,
-    num_nodes: int | None,
-    on: Orchestrator,
-    time_limit: float | None,
-    workdir: Path | None,
-    assignments: Sequence[str],
-    *,
-    as_json: bool,
-) -> SubmitSpec:
-    """Parse the arguments as `submit` would."""
-    return read_spec(
-        what,
-        context.args,
-        assignments,
-        options=SubmitOptions(
-            name=None,
-            nodes=num_nodes,
-            on=on,
-            time_limit_hours=time_limit,
-            dry_run=True,
-            as_json=as_json,
-        ),
-        own=ProgramOptions(workdir=workdir, arguments=context.meta.get(PROGRAM_ARGV)),
-    )
 
 
 def _lines(document: PlanDocument, plan: RunEstimate) -> Iterator[str]:

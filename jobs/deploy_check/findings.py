@@ -397,12 +397,12 @@ def _split(
         yield _of_stack(
             FindingKind.UNKNOWN if jobs is None else FindingKind.SPLITS_JOBS,
             name,
-            "nodes will be in several zones; pods of earlier jobs are not restricted to "
+            message="nodes will be in several zones; pods of earlier jobs are not restricted to "
             "one zone, and may start in different ones"
             + ("; the jobs are unknown" if jobs is None else ""),
-            "wait until they have ended, or stop them and submit them again after the "
+            remedy="wait until they have ended, or stop them and submit them again after the "
             "deployment; a training run resumes from its newest checkpoint",
-            [_affected(job, running.now_s) for job in jobs or ()],
+            jobs=[_affected(job, running.now_s) for job in jobs or ()],
         )
 
 

@@ -24,9 +24,10 @@ SILENCE_S = 1800.0
 
 
 class EvidenceSource(StrEnum):
-    """Source of a fact, as in documents, with a heading."""
+    """Source of a fact, as in documents."""
 
     heading: str
+    """Its name in text output."""
 
     def __new__(cls, value: str, heading: str) -> EvidenceSource:
         source = str.__new__(cls, value)

@@ -176,8 +176,8 @@ class refusing:
 
 
 def is_missing(error: BaseException) -> bool:
-    """Return whether the object does not exist."""
-    return http_status(error) == 404
+    """Return whether the cluster has no such object; a response of AWS says nothing about it."""
+    return getattr(error, "status", None) == 404
 
 
 def from_kubernetes(error: BaseException) -> Refusal | None:

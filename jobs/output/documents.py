@@ -275,7 +275,7 @@ def outcome(job: Job) -> Outcome:
 
 
 def _described(job: Job) -> dict[str, Any]:
-    """Return the fields of ``Outcome`` that are not attributes of the job."""
+    """Return the fields of ``Outcome`` that are not copied from the job."""
     last = job.ending
     found = explain(
         exit_code=last.exit_code if last and job.ended else None,

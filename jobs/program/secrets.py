@@ -128,7 +128,7 @@ def secret_words(argv: Sequence[str]) -> Iterable[str]:
             yield f"{word[:6]}..."
 
 
-def _visible(what: str) -> ValueError:
+def _credential_error(what: str) -> ValueError:
     return ValueError(
         f"{what}: it looks like a credential, and would be visible in the job's description, in "
         "program.json and in logs; make the program read it from elsewhere, such as AWS Secrets "
@@ -142,11 +142,11 @@ def check_arguments(argv: Sequence[str]) -> None:
         if _WORD.search(word):
             before = argv[index - 1] if index and argv[index - 1].startswith("-") else ""
             shown = before or (word.partition("=")[0] if "=" in word else f"{word[:6]}...")
-            raise _visible(f"argument {shown}")
+            raise _credential_error(f"argument {shown}")
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
     """Raise ``ValueError`` for an environment variable that looks like a credential."""
     for name, value in variables.items():
         if any(secret_words([f"--{name}={value}", value])):
-            raise _visible(f"--env {name}")
+            raise _credential_error(f"--env {name}")

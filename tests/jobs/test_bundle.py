@@ -16,7 +16,7 @@ from jobs.program import files
 from jobs.program.bundle import Bundle, pack
 from jobs.program.files import select
 from jobs.program.globs import matches
-from jobs.program.secrets import secret_words
+from jobs.program.secrets import secret_name, secret_words
 from tests.jobs.programs import git
 
 Write = Callable[..., Path]
@@ -234,6 +234,15 @@ def test_dangling_link_is_refused(tmp_path: Path, write: Write) -> None:
     (tmp_path / "mine" / "a").symlink_to("gone")
 
     assert "a is a link to gone, which does not exist; fix the link" in refusal(tmp_path)
+
+
+def test_usual_names_of_key_files_are_known() -> None:
+    names = (
+        *(".env", "key.pem", "id_rsa", "id_ed25519", ".netrc", ".git-credentials"),
+        *(".aws/credentials", ".docker/config.json", "kaggle.json", "secrets.yaml"),
+    )
+
+    assert [name for name in names if secret_name(name) is None] == []
 
 
 @pytest.mark.parametrize("name", ["conf/.env.local", "home/.aws/credentials"])

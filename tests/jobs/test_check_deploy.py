@@ -67,10 +67,13 @@ def test_unchanged_deployment_has_no_findings(deployed: Cli, tmp_path: Path) -> 
     assert "no job ends, no data is lost, nothing is left behind" in result.stdout
 
 
-def test_stack_that_was_never_created_is_created(deployed: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", ["ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "REVIEW_IN_PROGRESS"])
+def test_stack_that_was_never_created_is_created(
+    deployed: Cli, tmp_path: Path, status: str
+) -> None:
     for region in cloudformation_backends[DEFAULT_ACCOUNT_ID].values():
         for stack in region.stacks.values():
-            stack.status = "REVIEW_IN_PROGRESS"
+            stack.status = status
     folder = assemble(tmp_path, trainium_default_data=queue("another"))
     found = document(deployed, folder)
 

@@ -14,7 +14,12 @@ from tests.jobs.fakes import client_error
     [
         ("ExpiredToken", "expired-credentials", "aws sso login"),
         ("InvalidSignatureException", "invalid-credentials", "clock"),
+        # JSON services, such as SSM and ECR, add the suffix.
+        ("ExpiredTokenException", "expired-credentials", "aws sso login"),
+        ("UnrecognizedClientException", "invalid-credentials", "AWS_PROFILE"),
+        ("AccessDeniedException", "access-denied", "request that permission"),
         ("AccessDenied", "access-denied", "said AWS; request that permission"),
+        ("TooManyRequestsException", "throttled", "in a minute"),
         ("ThrottlingException", "throttled", "in a minute"),
         ("ClientException", "aws", "said AWS (ClientException)"),
     ],
@@ -33,9 +38,14 @@ def test_error_response_becomes_one_message(code: str, refusal: str, remedy: str
     ("error", "code"),
     [
         (aws.SSOTokenLoadError(profile_name="p", error_msg="no"), "expired-credentials"),
+        (aws.UnauthorizedSSOTokenError(), "expired-credentials"),
+        (aws.CredentialRetrievalError(provider="process", error_msg="no"), "expired-credentials"),
         (aws.TokenRetrievalError(provider="sso", error_msg="no"), "expired-credentials"),
         (aws.EndpointConnectionError(endpoint_url="https://x"), "unreachable"),
+        (aws.ConnectTimeoutError(endpoint_url="https://x"), "unreachable"),
+        (aws.ReadTimeoutError(endpoint_url="https://x"), "unreachable"),
         (aws.SSLError(endpoint_url="https://x", error="certificate"), "unreachable"),
+        (aws.ProxyConnectionError(proxy_url="https://x"), "unreachable"),
         (aws.ParamValidationError(report="bad"), "aws"),
     ],
 )

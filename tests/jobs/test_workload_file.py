@@ -187,6 +187,10 @@ def test_flag_may_differ_from_option_name(tmp_path: Path) -> None:
         ('[env]\nRANK = "1"', "env: --env RANK: torchrun sets it for each process; omit it"),
         ('[env]\nHF_TOKEN = "0123456789"', "env: --env HF_TOKEN: it looks like a credential"),
         (
+            'script = "a.py"\nmodule = "a"',
+            'script = "a.py": exactly one of script and module must be',
+        ),
+        (
             "[parameters.a_b]\ndefault = 1\n[parameters.a-b]\ndefault = 1",
             "parameters.a-b: option --a-b already exists",
         ),

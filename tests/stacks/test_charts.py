@@ -113,12 +113,13 @@ def test_registry_chart_has_no_repository() -> None:
 @pytest.mark.parametrize("instance_type", ["trn1.2xlarge", "trn2u.48xlarge"])
 def test_device_plugins_select_deployed_instance_type(instance_type: str) -> None:
     instance = INSTANCE_TYPES[instance_type]
-    values = chart_values(
-        with_cluster(instance_type=instance_type, region=next(iter(instance.zone_ids)))
-    )
+    region = next(iter(instance.zone_ids))
+    values = chart_values(with_cluster(instance_type=instance_type, region=region))
 
     assert values["neuron"]["neuronInstances"] == [instance_type]
     assert ("efa" in values) is instance.supports_multi_node
+    if "efa" in values:
+        assert values["efa"]["image"]["repository"].startswith(f"{eks_registry(region)}/")
 
 
 @pytest.mark.parametrize(

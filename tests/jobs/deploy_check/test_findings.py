@@ -246,6 +246,21 @@ def test_removed_or_replaced_data_is_lost(fate: Fate, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("AWS::S3::Bucket", "checkpoints"),
+        ("AWS::FSx::FileSystem", "its contents are lost"),
+        ("AWS::ECR::Repository", "its images are lost"),
+    ],
+)
+def test_every_type_with_data_is_known(kind: str, said: str) -> None:
+    (found,) = findings(change(kind, Fate.REMOVED))
+
+    assert found.kind is FindingKind.LOSES_DATA
+    assert said in found.message
+
+
+@pytest.mark.parametrize(
     ("fate", "policy"),
     [
         (Fate.REPLACED, {"UpdateReplacePolicy": "Retain"}),

@@ -594,6 +594,12 @@ def test_run_waits_behind_runs_that_use_the_nodes(place: Place) -> None:
     assert code == 0
 
 
+def test_program_is_checked_like_submit(place: Place, program: Any) -> None:
+    _, document = place.doctor("./train.py", "--nodes", "2")
+
+    assert document["workload"] == "./train.py"
+
+
 def test_unknown_newer_release_is_listed_as_unread(cluster_place: Place) -> None:
     cluster_place.cli.parameter(contract.SSM_NEURON_RELEASE, "2.99.0")
     _, document = cluster_place.doctor()

@@ -121,13 +121,17 @@ def test_run_without_logs_has_no_tensorboard(eks: EksCli) -> None:
 
 
 def test_tensorboard_prints_document(eks: EksCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    ports: list[int] = []
+
     def serve(bucket: Bucket, run: str, port: int, announce: Callable[[], None]) -> None:
+        ports.append(port)
         announce()
 
     # A browser opens the page of a real one in test_tensorboard_page.py.
     monkeypatch.setattr("jobs.commands.tensorboard._serve_here", serve)
     eks.cli.put("runs/nightly/run.json")
-    document = eks.document("tensorboard", "nightly", "--no-browser")
+    document = eks.document("tensorboard", "nightly", "--no-browser", "--port", "7007")
 
     conforms("jobs-tensorboard", document)
+    assert ports == [7007]
     assert document["from"] == "local"

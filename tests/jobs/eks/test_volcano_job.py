@@ -117,6 +117,16 @@ def test_gang_contains_all_nodes_and_only_job_has_policies(job: dict[str, Any]) 
     assert all("policies" not in task for task in tasks)
 
 
+def test_restart_waits_until_unfit_host_is_cordoned(job: dict[str, Any]) -> None:
+    policy = {"exitCode": 71, "action": "RestartJob", "timeout": "15s"}
+
+    assert policy in job["spec"]["policies"]
+
+
+def test_job_requests_no_nodes_unless_asked(job: dict[str, Any]) -> None:
+    assert "annotations" not in job["metadata"]
+
+
 def test_nodes_know_rank_and_address_of_rank_0(job: dict[str, Any]) -> None:
     first, second = environment(job, 0), environment(job, 1)
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from tests.training.checkpoint.documents import assert_valid
+from tests.training.nodes import CPU_NODE
 from training.checkpoint import Checkpoints, CheckpointUnusable
 from training.core.ranks import Ranks
-from training.models.llama.export import ExportError, ExportRequest, export
+from training.models.llama.export import ExportError, ExportRequest, export, run
 from training.models.llama.huggingface import decoder_config
 from training.storage import LocalObjects, Objects, StorageAccess
 from training.trainer.runs import RunConfig
@@ -133,6 +135,27 @@ def test_transformers_loads_the_export_with_the_same_logits(
 
     assert torch.equal(logits(loaded(root)), logits(model(20)))
     assert "export: step-00000020 of run my-run is in " in capsys.readouterr().out
+
+
+def test_rank_0_exports_what_the_job_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[tuple[ExportRequest, StorageAccess]] = []
+
+    def record(wanted: ExportRequest, storage: StorageAccess, *, report: Any) -> None:
+        requests.append((wanted, storage))
+
+    monkeypatch.setattr("training.models.llama.export.export", record)
+    values = {"run": "my-run", "step": 10, "dtype": "float32", "merge": True}
+    for rank in (0, 1):
+        job: Any = SimpleNamespace(
+            context=CPU_NODE,
+            values=values,
+            device=SimpleNamespace(rank=rank),
+            progress=SimpleNamespace(report=lambda text: None),
+        )
+        run(job)
+
+    wanted = ExportRequest(run="my-run", step=10, dtype="float32", merge=True)
+    assert requests == [(wanted, StorageAccess.of(CPU_NODE))]
 
 
 def test_files_are_cut_where_they_become_too_large(root: Path) -> None:

@@ -26,18 +26,34 @@ def caused(cause: BaseException) -> BaseException:
         ConnectionResetError("peer"),
         TimeoutError(),
         OSError(errno.EHOSTUNREACH, "no route"),
+        OSError(errno.EIO, "disk"),
         dist.DistNetworkError("the client socket has timed out"),
+        dist.DistStoreError("store"),
         EndpointConnectionError(endpoint_url="https://s3.us-west-2.amazonaws.com"),
         RuntimeError(
             "[/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:55695: "
             "Connection reset by peer"
         ),
+        RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms"),
         RuntimeError("Failed to execute: NRT_EXEC_HW_ERR_COLLECTIVES (1200)"),
         RuntimeError("Execution error: An HBM encountered an unrepairable uncorrectable error"),
         RuntimeError("Stuck in collectives op (missing notification(s))"),
+        RuntimeError("NRT EXECUTION FAILED: Operation timed out"),
         RuntimeError("Neuron core busy/locked by another model/process"),
+        RuntimeError("Failed to execute the device barrier 1"),
         torch.AcceleratorError("Failed to copy data from Neuron device. Status: 1204", 1204),
-        RuntimeError("NRT EXECUTION FAILED: NRT model execution failed, Non-specific failure"),
+        *(
+            RuntimeError(f"NRT EXECUTION FAILED: NRT model execution failed, {text}")
+            for text in (
+                "Non-specific failure",
+                "Execution input queue full",
+                "NRT already closed",
+                "NRT not initialized",
+                "Accessed an empty Queue",
+                "Collective operation pending",
+                "Software notification queue overflow",
+            )
+        ),
         RuntimeError("Async execution error: seq_id=7, Operation timed out"),
         RuntimeError("(FATAL-RT-UNDEFINED-STATE) execution timeout (30000 ms) on model a.neff"),
         RuntimeError(
@@ -102,18 +118,46 @@ def test_a_description_is_one_short_line() -> None:
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (1201, "hardware"),
-        (101, "device failure"),
-        (1206, "victim of another node"),
+        # nrt_status.h: 1201, 1205, 1202, 1203; 6, 101; 5; 1200, 1206; 1005, 9; 4; 11; 10; 2, 1002,
+        # 1003, 1006.
+        ("NRT_EXEC_HW_ERR_HBM_UE", "hardware"),
+        ("NRT_EXEC_HW_ERR_REPAIRABLE_HBM_UE", "hardware"),
+        ("NRT_EXEC_HW_ERR_NC_UE", "hardware"),
+        ("NRT_EXEC_HW_ERR_DMA_ABORT", "hardware"),
+        ("NRT_HW_ERROR", "device failure"),
+        ("NRT_EXEC_UNIT_UNRECOVERABLE", "device failure"),
+        ("NRT_TIMEOUT", "timeout"),
+        ("NRT_EXEC_HW_ERR_COLLECTIVES", "victim of another node"),
+        ("NRT_NETWORK_PROXY_FAILURE", "victim of another node"),
+        ("NRT_EXEC_NC_BUSY", "device in use"),
+        ("NRT_LOAD_NOT_ENOUGH_NC", "device in use"),
+        ("NRT_RESOURCE", "device memory"),
+        ("NRT_FAIL_HOST_MEM_ALLOC", "host memory"),
+        ("NRT_UNSUPPORTED_NEFF_VERSION", "compiled by another version"),
+        ("NRT_INVALID", "input"),
+        ("NRT_EXEC_BAD_INPUT", "input"),
+        ("NRT_EXEC_COMPLETED_WITH_NUM_ERR", "input"),
+        ("NRT_EXEC_OOB", "input"),
+    ],
+)
+def test_each_neuron_runtime_status_has_one_kind(status: str, kind: str) -> None:
+    assert [fault.name for fault in NEURON_FAULTS if fault.is_in(f"failed: {status}.")] == [kind]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        *((status, "hardware") for status in (1201, 1202, 1203, 1205)),
+        *((status, "device failure") for status in (6, 101)),
+        *((status, "victim of another node") for status in (1200, 1206)),
         (5, "timeout"),
-        (9, "device in use"),
+        *((status, "device in use") for status in (9, 1005)),
         (4, "device memory"),
         (11, "host memory"),
         (10, "compiled by another version"),
-        (1003, "input"),
+        *((status, "input") for status in (2, 3, 1002, 1003, 1006)),
         # Others are retried, also those that nrt_status.h does not have yet.
-        (1204, ""),
-        (1207, ""),
+        *((status, "") for status in (7, 13, 14, 15, 1004, 1100, 1204, 1207)),
     ],
 )
 @pytest.mark.parametrize(
@@ -131,27 +175,38 @@ def test_a_status_that_torchneuron_gives_as_a_number_has_the_same_kind(
     message: str, status: int, kind: str
 ) -> None:
     text = message.format(status)
+    kinds = [kind] if kind else []
+    if text == "Failed to execute the device barrier 2":
+        kinds.insert(0, "process group")  # the first collective of a group that has no route
 
-    assert [fault.name for fault in NEURON_FAULTS if fault.is_in(text)] == ([kind] if kind else [])
+    assert [fault.name for fault in NEURON_FAULTS if fault.is_in(text)] == kinds
     final = ("device memory", "host memory", "compiled by another version", "input")
     assert classify(RuntimeError(text)) is (ExitCode.WORKLOAD if kind in final else ExitCode.HOST)
 
 
-def test_a_group_without_a_route_explains_the_status_of_its_first_collective() -> None:
-    fault = find_neuron_fault("Failed to execute the device barrier 2")
+@pytest.mark.parametrize(("status", "kind"), [(1, "device in use"), (2, "process group")])
+def test_a_group_explains_the_status_of_its_first_collective(status: int, kind: str) -> None:
+    fault = find_neuron_fault(f"Failed to execute the device barrier {status}")
 
-    assert fault is not None and fault.name == "process group"
+    assert fault is not None and fault.name == kind
 
 
 @pytest.mark.parametrize(
     ("text", "unfit"),
     [
+        ("Failed to execute: NRT_EXEC_HW_ERR_HBM_UE (1201)", True),
         (
             "NRT EXECUTION FAILED: NRT model execution failed, HBM repairable uncorrectable error",
             True,
         ),
+        ("Failed to copy data from Neuron device. Status: 1202", True),
+        (
+            "(FATAL-RT-UNDEFINED-STATE) encountered uncorrectable memory error on Neuron Device 0",
+            True,
+        ),
         ("Failed to execute: NRT_EXEC_HW_ERR_COLLECTIVES (1200)", False),
         ("(FATAL-RT-UNDEFINED-STATE) execution timeout (30000 ms) on model a.neff", False),
+        ("Failed to execute: NRT_EXEC_UNIT_UNRECOVERABLE (101)", False),
     ],
 )
 def test_a_hosts_hardware_is_blamed_only_for_hardware_errors(text: str, unfit: bool) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.training.datasets.conftest import Tokenize, dataset, opened, text_of
 from training.datasets.manifest import DatasetError, PackedManifest
@@ -180,9 +180,11 @@ def test_a_dataset_of_other_input_is_not_overwritten(
 ) -> None:
     run_tokenize()
     before = contents(dataset(tmp_path))
-    shutil.copy(small_tokenizer, tmp_path / "other.json")
+    document = json.loads(small_tokenizer.read_text())
+    document["model"]["vocab"]["new"] = 320
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(DatasetError, match=r"made with another tokenizer \(tokenizer.json, sha256"):
-        run_tokenize(tokenizer=str(tmp_path / "other.json"))
+        run_tokenize(tokenizer=str(tmp_path / "tokenizer.json"))
     with pytest.raises(DatasetError, match=r"made with another text-field .text.; use another"):
         run_tokenize(text_field="body")
     (corpus / "1.jsonl").write_text((corpus / "1.jsonl").read_text())
@@ -237,18 +239,23 @@ def test_input_without_words_is_refused_and_leaves_no_files(
     assert contents(dataset(tmp_path)) == {}
 
 
-def test_worker_processes_log_like_the_others(
+def test_worker_processes_write_the_same_bytes_and_log_like_the_others(
     run_tokenize: Tokenize, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    vocab = {"[UNK]": 0, "</s>": 1, "a": 2, "##b": 3}  # a kind unsupported by fastokens
+    # A kind unsupported by fastokens, in which every document's number has its own ids.
+    words = ["[UNK]", "</s>", *"0123456789", *(f"##{digit}" for digit in "0123456789")]
+    vocab = {word: number for number, word in enumerate(words)}
     pieces = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    pieces.pre_tokenizer = pre_tokenizers.Whitespace()
     pieces.add_special_tokens(["</s>"])
     pieces.save(str(tmp_path / "tokenizer.json"))
     order = {"tokenizer": str(tmp_path / "tokenizer.json"), "shard_tokens": 2**10}
 
-    complete(run_tokenize(**order, processes=2, accelerate=True))
-
+    complete(run_tokenize(**order, dataset="two", processes=2, accelerate=True))
     said = capfd.readouterr().out.splitlines()
+    complete(run_tokenize(**order, dataset="one"))
+
+    assert contents(dataset(tmp_path, "two")) == contents(dataset(tmp_path, "one"))
     assert 1 <= sum(line.startswith("fastokens is not used; ") for line in said) <= 2
     assert any(line.endswith(" million per second") for line in said)
     assert all(line.startswith(("fastokens is not used; ", "tokenize: ")) for line in said)

@@ -100,6 +100,7 @@ def test_messages_of_a_lost_child_are_still_read(hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("node", "why"),
     [
+        (replace(child(1), attempt=1), "its job, attempt and number of nodes are"),
         (replace(child(1), job_id="other"), "its job, attempt and number of nodes are"),
         (replace(child(1), node_index=3), "there is no child node 3"),
         (replace(child(1), node_index=0), "there is no child node 0"),

@@ -79,11 +79,14 @@ TRN1 = node_on("trn1.32xlarge", num_nodes=2)
 WANTED = "release 2.28.0 requires 2.26.5 or newer, below 2.29"
 
 
-@pytest.mark.parametrize("name", ["trn1.32xlarge", "trn2.3xlarge"])
-def test_a_healthy_host_passes_the_hardware_checks(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "driver"), [("trn1.32xlarge", "2.26.5"), ("trn2.3xlarge", "2.28.0.0")]
+)
+def test_a_healthy_host_passes_the_hardware_checks(name: str, driver: str, tmp_path: Path) -> None:
     kind = INSTANCE_TYPES[name]
     efa = kind.num_efa_interfaces
-    host = make_host(tmp_path, devices=kind.num_neuron_devices, efa=efa, efa_of_host=efa)
+    devices = kind.num_neuron_devices
+    host = make_host(tmp_path, devices=devices, efa=efa, efa_of_host=efa, driver=driver)
     node = node_on(name, num_nodes=2 if kind.supports_multi_node else 1)
 
     checks = (check_devices, check_driver, check_efa, check_memlock, check_process)
@@ -104,6 +107,7 @@ def test_a_healthy_host_passes_the_hardware_checks(name: str, tmp_path: Path) ->
         (check_efa, {"efa": 7}, "7 of 8 EFA devices of the container (/dev/infiniband/uverbs*)"),
         (check_driver, {"driver": ""}, "no Neuron driver is loaded on the host"),
         (check_driver, {"driver": "2.26.4"}, f"Neuron driver 2.26.4 on the host; {WANTED}"),
+        (check_driver, {"driver": "2.29"}, f"Neuron driver 2.29 on the host; {WANTED}"),
         (check_driver, {"driver": "x"}, f"Neuron driver x on the host; {WANTED}"),
         (check_memlock, {"limit": 65536}, "memlock is limited to 65536 bytes"),
         (check_process, {"pid": 1}, "the launcher is PID 1 of the container, so its guardian"),

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tests.training.nodes import node_on
+from training.core import ranks
 from training.core.contract import NodeContract
+from training.core.progress import MAX_COMPILE_S
 from training.launcher.settings import ROOT_COMM_ID, System, worker_environment
 from trainium_catalogue.workloads import WORKLOADS
 
@@ -26,6 +28,28 @@ def test_only_several_nodes_use_efa_over_the_interface_known_to_peers() -> None:
     assert environment(TWO_NODES)["CCOM_SOCKET_IFNAME"] == "ens5"
     alone = environment(node_on("trn1.32xlarge"))
     assert not [name for name in alone if name.startswith(("FI_", "CCOM_"))]
+
+
+@pytest.mark.parametrize(
+    ("node", "name", "value"),
+    [
+        (TWO_NODES, "FI_EFA_USE_DEVICE_RDMA", "1"),
+        (TWO_NODES, "PJRT_DEVICE", "NEURON"),
+        (replace(TWO_NODES, region="us-west-2"), "AWS_DEFAULT_REGION", "us-west-2"),
+        (TRN2, "NEURON_LAUNCH_BLOCKING", "0"),
+    ],
+)
+def test_neuron_needs_these_settings(node: NodeContract, name: str, value: str) -> None:
+    assert environment(node)[name] == value
+
+
+def test_whatever_waits_for_a_rank_has_the_compilation_timeout() -> None:
+    trn1, trn2 = environment(TWO_NODES), environment(TRN2)
+
+    assert int(trn1["NEURON_RT_EXEC_TIMEOUT"]) >= MAX_COMPILE_S
+    assert int(trn2["NEURON_RT_EXEC_TIMEOUT"]) >= MAX_COMPILE_S
+    assert int(trn2["TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT"]) >= MAX_COMPILE_S
+    assert ranks._TIMEOUT.total_seconds() >= MAX_COMPILE_S
 
 
 @pytest.mark.parametrize(("kernel", "set_it"), [("5.14.21", True), ("5.15.0", False)])

@@ -97,7 +97,10 @@ def test_changed_code_changes_the_key(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(compile_graphs, "_CODE", tmp_path)
     versions = [before, code_version()]
     # Compiler flags and the code that runs the steps, besides models and backends.
-    for name in ("models/llama/network.py", "launcher/settings.py", "trainer/compiling.py"):
+    for name in (
+        *("models/llama/network.py", "backends/native.py", "launcher/settings.py"),
+        *("trainer/loop.py", "trainer/compiling.py"),
+    ):
         assert (code / name).is_file()
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

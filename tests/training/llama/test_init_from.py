@@ -17,6 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import TINY, LoneDevice
+from training.backends.base import WeightPart
 from training.backends.native import NativeBackend
 from training.backends.nxd import NxdBackend
 from training.checkpoint.pretrained import PretrainedWeightsError
@@ -116,6 +117,27 @@ def test_each_rank_of_nxd_reads_its_part(root: Path, monkeypatch: pytest.MonkeyP
         assert torch.equal(master, expected[name].bfloat16().float()), name
     (size,) = {sum(p.numel() * 4 for p in released().parameters())}
     assert given.bytes_read == size
+
+
+@pytest.mark.parametrize(
+    ("size", "offsets", "num_read"),
+    [((8, 64), (16, 0), 8 * 64), ((32, 16), (0, 48), 32 * 64), ((4, 16), (28, 48), 4 * 64)],
+    ids=["rows", "columns", "both"],
+)
+def test_a_rank_reads_only_the_rows_of_its_part(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    size: tuple[int, ...],
+    offsets: tuple[int, ...],
+    num_read: int,
+) -> None:
+    monkeypatch.setattr("training.checkpoint.pretrained._READ_BYTES", 1000)  # three rows
+    name = "model.layers.1.mlp.down_proj.weight"
+    whole, given = weights_of(released())[name], opened(root)
+    part = WeightPart(name, whole.size(), torch.Size(size), offsets)
+
+    assert torch.equal(given.read(part), part.of(whole))
+    assert given.bytes_read == 4 * num_read
 
 
 def test_a_run_starts_from_the_export_of_another(laptop: Laptop) -> None:

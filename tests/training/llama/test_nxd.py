@@ -12,8 +12,9 @@ import torch
 from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import LoneDevice
 from training.backends.base import WeightPart
-from training.backends.nxd import NxdBackend
+from training.backends.nxd import NxdBackend, nxd_config
 from training.backends.nxd_shards import _Shard
+from training.backends.optimizers import TracedAdamW
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
@@ -75,12 +76,24 @@ def call(name: str) -> dict[str, Any]:
 def test_nxd_is_configured_by_the_run(
     words: tuple[str, ...], recomputed: object, limit: float
 ) -> None:
-    backend_of(config_of(*words)).build()
+    backend_of(config_of("--beta2=0.95", *words)).build()
 
     settings = call("neuronx_distributed_config")
     assert settings["activation_checkpoint_config"] == recomputed
-    assert settings["optimizer_config"]["max_grad_norm"] == limit
-    assert call("initialize_parallel_optimizer")["max_norm"] == limit
+    assert settings["optimizer_config"] == {
+        "zero_one_enabled": True,
+        "grad_clipping": True,
+        "max_grad_norm": limit,
+    }
+    optimizer = call("initialize_parallel_optimizer")
+    assert optimizer["optimizer_class"] is TracedAdamW
+    assert (optimizer["max_norm"], optimizer["betas"]) == (limit, (0.9, 0.95))
+
+
+def test_nxd_shards_a_model_over_as_many_ranks_as_the_run() -> None:
+    config = config_of("--tensor-parallel=2", num_ranks=4)
+
+    assert nxd_config(config, LlamaNetwork(config).for_nxd())["tensor_parallel_size"] == 2
 
 
 def test_nxd_refuses_ranks_that_would_share_a_head() -> None:

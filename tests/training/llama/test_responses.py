@@ -19,7 +19,9 @@ from training.datasets.manifest import COUNTED, PackedManifest, Validation
 from training.datasets.samples.packed import PackedDataset
 from training.models.llama.data import packed_batches
 from training.models.llama.huggingface import decoder_config, initial_weight
+from training.models.llama.task import LlamaTask
 from training.storage import Objects
+from training.trainer.task import Dataset
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,9 +70,9 @@ def chats(laptop: Laptop) -> Laptop:
     return laptop
 
 
-def config_of(laptop: Laptop, run: str) -> TrainConfig:
+def config_of(laptop: Laptop, run: str, *, num_ranks: int = 1) -> TrainConfig:
     record = json.loads(laptop.file("run.json", run).read_text())
-    return TrainConfig.from_values(record["values"], 1)
+    return TrainConfig.from_values(record["values"], num_ranks)
 
 
 def theirs(laptop: Laptop, positions: range, *, split: str = "train") -> Any:
@@ -124,6 +126,16 @@ def test_any_accumulation_gives_the_same(chats: Laptop) -> None:
     chats.train(*WORDS, "--micro-batch=1", run="chats-1")
 
     assert figures(chats, "chats-1") == pytest.approx(figures(chats, "chats"), abs=1e-5)
+
+
+def test_all_tokens_of_a_step_have_the_same_weight_on_every_rank(chats: Laptop) -> None:
+    config = config_of(chats, "chats", num_ranks=2)
+    dataset = Dataset(samples=SEQUENCES, facts={}, tokenizer_sha256=None, content=dataset_at(chats))
+    batch = LlamaTask().batches(config, dataset, None)
+
+    weights = torch.cat([batch(config.positions(0, 0, rank))[WEIGHTS] for rank in range(2)])
+    assert len(weights) == config.plan.global_batch
+    assert len({*weights[weights > 0].tolist()}) == 1
 
 
 def test_document_masks_apply_to_responses(chats: Laptop) -> None:

@@ -88,7 +88,7 @@ class Cluster:
     def log(self, index: int) -> str:
         return self.log_path(index).read_text()
 
-    def wait_for(self, text: str, *, node: int, within_s: float = 60) -> None:
+    def wait_for(self, text: str, *, node: int, within_s: float = 120) -> None:
         deadline = time.monotonic() + within_s
         while text not in self.log(node):
             assert time.monotonic() < deadline, f"no {text!r} in\n{self.log(node)}"

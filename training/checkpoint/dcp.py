@@ -303,8 +303,9 @@ class Reader(FileSystemReader):
     def use_metadata(self, metadata: Metadata) -> None:
         """Set the parsed content of the metadata file.
 
-        One rank fetches and parses it for all: 17 MB for Llama-2-7B on 128 ranks. It is read before
-        loading. If reading it failed during loading, torch would look for
+        One rank fetches and parses it for all: 17 MB for Llama-2-7B on 128 ranks.
+
+        The file is read before loading. If reading it failed during loading, torch would look for
         per-rank metadata and report only that it is missing (state_dict_loader.py, ``local_step``).
         """
         self._metadata = metadata

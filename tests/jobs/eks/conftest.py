@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from typer.testing import Result
 from jobs.eks import nodes
 from node_scaler.cluster import ClusterClient
 from node_scaler.group import ManagedNodeGroup
-from node_scaler.model import Rules
 from node_scaler.rounds import Scaler
 from tests.emulators.volcano_jobs import BASE, job
 from tests.jobs.conftest import ACCOUNT, REGION, Cli
+from tests.node_scaler.rules import RULES
 from tests.support.limits import scaled
 from trainium_catalogue import contract
 from trainium_catalogue.instances import find_instance_type
@@ -29,7 +29,6 @@ from trainium_catalogue.kubernetes import (
     NAMESPACE,
     NODE_REQUEST,
     TAINT,
-    device_resources,
     pod_resources,
     service_account,
 )
@@ -270,14 +269,7 @@ def scaler(eks: EksCli, tmp_path: Path) -> Iterator[list[str]]:
             )
         },
         namespace=NAMESPACE,
-        rules=Rules(
-            idle=timedelta(minutes=30),
-            hold=timedelta(minutes=60),
-            unusable=timedelta(minutes=10),
-            join=timedelta(minutes=20),
-            cordon_time=timedelta(seconds=1),
-            devices=device_resources(INSTANCE_TYPE),
-        ),
+        rules=replace(RULES, cordon_time=timedelta(seconds=1)),
         say=log.append,
     )
     stopping = threading.Event()

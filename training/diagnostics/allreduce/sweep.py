@@ -148,7 +148,7 @@ BAR = Bar(
     busbw_gib_per_s=47.09,
     source="Neuron documentation, nccom-test user guide, example -r 64 -N 2 -d fp32 allr",
 )
-"""The only figure that is published."""
+"""The only published figure that is known here."""
 
 
 class BarStatus(StrEnum):

@@ -164,6 +164,7 @@ class Aws:
         from botocore.session import Session
 
         self._session = Session()
+        self._clients: dict[tuple[Any, ...], Any] = {}
         if region is not None:
             self._check_region(region)
             self._session.set_config_variable("region", region)
@@ -263,8 +264,8 @@ class Aws:
         return not host.endswith((".amazonaws.com", ".amazonaws.com.cn", ".api.aws"))
 
     def sts(self) -> Any:
-        """Client that signs the cluster's tokens."""
-        return self._client("sts", mode="standard", attempts=3)
+        """A new client, which signs tokens of one cluster."""
+        return self._create("sts", mode="standard", attempts=3)
 
     @property
     def profile(self) -> str | None:
@@ -287,7 +288,14 @@ class Aws:
             f"--region {region} (or AWS_REGION) is not a region known to boto3; {hint}",
         )
 
-    def _client(
+    def _client(self, service: str, **settings: Any) -> Any:
+        """Return the client with these settings; creating one takes as long as a request."""
+        key = service, *sorted(settings.items())
+        if key not in self._clients:
+            self._clients[key] = self._create(service, **settings)
+        return self._clients[key]
+
+    def _create(
         self,
         service: str,
         *,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from botocore.client import ClientCreator
+from botocore.hooks import EventAliaser
 from botocore.loaders import create_loader
 from hypothesis import settings
 
@@ -80,11 +81,14 @@ def _emulators_print_nothing() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _models_are_read_once() -> Iterator[None]:
-    """Share botocore's service models and client classes among all sessions of this process.
+    """Share what botocore derives from its files among all sessions of this process.
 
-    The models are large files, and EC2's client class has 700 methods.
+    The service models are large files, EC2's client class has 700 methods, and each session looks
+    for aliases in the names of 150 events.
     """
     make, classes = ClientCreator._create_client_class, dict[tuple[str, str], type]()
+    load, models = ClientCreator._load_service_model, dict[tuple[str, str | None], Any]()
+    find, names = EventAliaser._alias_event_name, dict[str, str]()
 
     def shared(creator: Any, service: str, model: Any) -> type:
         key = service, creator._user_agent  # boto3's own clients have more methods
@@ -92,7 +96,19 @@ def _models_are_read_once() -> Iterator[None]:
             classes[key] = make(creator, service, model)
         return classes[key]
 
+    def model(creator: Any, service: str, api_version: str | None = None) -> Any:
+        if (service, api_version) not in models:
+            models[service, api_version] = load(creator, service, api_version)
+        return models[service, api_version]
+
+    def alias(aliaser: Any, event: str) -> str:
+        if event not in names:
+            names[event] = find(aliaser, event)
+        return names[event]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("botocore.session.create_loader", cache(create_loader))
         patch.setattr(ClientCreator, "_create_client_class", shared)
+        patch.setattr(ClientCreator, "_load_service_model", model)
+        patch.setattr(EventAliaser, "_alias_event_name", alias)
         yield

@@ -162,7 +162,9 @@ def test_cluster_identifies_user_by_access_entry(monkeypatch: pytest.MonkeyPatch
         key = iam.create_access_key("tokens")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", key.access_key_id)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key.secret_access_key)
-        token = make_token(Aws(REGION), "cluster")
+        aws = Aws(REGION)
+        make_token(aws, "another")
+        token = make_token(aws, "cluster")
         arn = f"arn:aws:iam::{ACCOUNT}:user/tokens"
 
         without = permissions.caller_of(token)

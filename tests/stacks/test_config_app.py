@@ -100,12 +100,9 @@ sys.exit(app.main())
 """
 
 
-# test_config_properties reads the key that turns it off.
-@pytest.mark.parametrize(
-    "keys",
-    [{}, pytest.param({"cdk_preflight": "false"}, marks=pytest.mark.full)],
-    ids=["default", "off"],
-)
+# test_config_properties reads the key that turns it off, and test_matrix runs cdk-preflight.
+@pytest.mark.full
+@pytest.mark.parametrize("keys", [{}, {"cdk_preflight": "false"}], ids=["default", "off"])
 def test_synthesis_fails_on_what_cdk_preflight_finds(keys: dict[str, str], tmp_path: Path) -> None:
     context = {**FLAGS, **{f"trainium:{name}": value for name, value in keys.items()}}
 

@@ -34,7 +34,11 @@ def assembly(keys: Keys) -> SynthesizedStacks:
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({**BOTH, "root_volume_gib": 300}, {ON_BATCH, LONGER_THAN_THE_UPDATE, ON_EKS}),
+        pytest.param(
+            {**BOTH, "root_volume_gib": 300},
+            {ON_BATCH, LONGER_THAN_THE_UPDATE, ON_EKS},
+            marks=pytest.mark.full,
+        ),
         pytest.param(
             {**BOTH, "lustre_gib": 0},
             {ON_BATCH, LONGER_THAN_THE_UPDATE, ("loses-data", "lustre")},

@@ -79,7 +79,7 @@ class Inbox:
 
         def watched(aws: Aws, service: str, **settings: Any) -> Any:
             client = make(aws, service, **settings)
-            client.meta.events.register("before-call", note)
+            client.meta.events.register("before-call", note, unique_id="permissions")
             return client
 
         with pytest.MonkeyPatch.context() as patch:

@@ -59,6 +59,7 @@ while True:
     assert all("saved all" in cluster.log(index) for index in (0, 1)), cluster.all_logs()
 
 
+@pytest.mark.full
 def test_a_stop_before_the_block_ends_has_only_the_stop_grace_period(
     cluster: Cluster,
 ) -> None:

@@ -160,7 +160,7 @@ def launched(folder: Path, flags: list[str]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("words", "flags"),
     [
-        (["sub/look.py"], ["--script=sub/look.py"]),
+        pytest.param(["sub/look.py"], ["--script=sub/look.py"], marks=pytest.mark.full),
         (["-m", "pkg.look"], ["--module=pkg.look"]),
     ],
 )

@@ -48,6 +48,7 @@ def refused(request: Request) -> Fault | None:
     return None if any(fnmatchcase(key, f"{one}*") for one in granted) else Fault.ACCESS_DENIED
 
 
+@pytest.mark.full
 def test_a_program_is_persisted_and_reported_with_its_roles_permissions(
     cluster: Cluster, bucket: dict[str, str]
 ) -> None:

@@ -47,6 +47,7 @@ def _lock(snapshots: Objects) -> Holder:
     return holder
 
 
+@pytest.mark.full
 def test_the_second_of_two_jobs_exits_with_64_and_the_first_keeps_its_snapshots(
     tmp_path: Path, bucket: dict[str, str]
 ) -> None:

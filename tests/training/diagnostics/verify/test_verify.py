@@ -53,6 +53,7 @@ def passed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_a_cpu_passes_every_check(passed: Path) -> None:
     document = result(passed)
     assert document["status"] == "passed"
@@ -61,6 +62,7 @@ def test_a_cpu_passes_every_check(passed: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_the_committed_losses_are_those_of_the_reference_and_of_this_code(passed: Path) -> None:
     found = [(step["loss"], step["grad_norm"]) for step in result(passed)["steps"]]
     # Else: python -m training.diagnostics.verify.checks > training/diagnostics/verify/golden.json
@@ -68,6 +70,7 @@ def test_the_committed_losses_are_those_of_the_reference_and_of_this_code(passed
     assert deviations(found, checks.golden()) == pytest.approx((0.0, 0.0), abs=1e-4)
 
 
+@pytest.mark.full
 def test_a_resumed_cpu_repeats_its_steps_exactly(passed: Path) -> None:
     detail = result(passed)["checks"]["resume"]["detail"]
     assert "the next 4 losses and norms are off by 0.0e+00" in detail
@@ -133,6 +136,7 @@ def probed(folder: Path) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.full
 def test_a_record_of_the_probes_is_written_next_to_the_result(passed: Path) -> None:
     document = probed(passed)
     assert is_intact(document)

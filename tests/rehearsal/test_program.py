@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "programs" / "sample" / "train.py"
 ODD = Path(__file__).with_name("odd")
 ORCHESTRATORS = ("batch", "eks")
-FAULTS = ("kill-child", "reclaim-child", "reclaim-main")
+FAULTS = ("kill-child", "reclaim-main")
 
 
 def rehearse(
@@ -156,15 +156,12 @@ def test_restarting_program_is_not_reported_as_resuming(tmp_path: Path) -> None:
     assert detail.endswith("--resume-arguments")
 
 
-# The launcher, which deals with both, is the same on both orchestrators.
-@pytest.mark.parametrize(("name", "orchestrator"), [("daemon", "eks"), ("small_files", "batch")])
-def test_unusual_program_resumes_without_leftovers(
-    tmp_path: Path, name: str, orchestrator: str
+def test_program_with_child_that_ignores_sigterm_resumes_without_leftovers(
+    tmp_path: Path,
 ) -> None:
-    """It has a child that ignores SIGTERM, or a checkpoint of 2,000 small files."""
-    program = ODD / f"{name}.py"
+    program = ODD / "daemon.py"
 
-    receipt = rehearse(tmp_path, addresses="127.0.51", program=program, orchestrators=orchestrator)
+    receipt = rehearse(tmp_path, addresses="127.0.51", program=program, orchestrators="eks")
 
     assert (receipt["problems"], receipt["outcome"]) == ([], "passed")
-    assert check_of(run_on(receipt, orchestrator), "the second attempt used")["ok"]
+    assert check_of(run_on(receipt, "eks"), "the second attempt used")["ok"]

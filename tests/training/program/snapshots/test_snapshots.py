@@ -66,6 +66,16 @@ def test_a_folder_is_restored_with_times_modes_links_and_empty_folders(
     assert (other.folder / "step-1" / "state.json").stat().st_mtime_ns == 1_000_000_001
 
 
+def test_thousands_of_small_files_are_restored(local_job: Job) -> None:
+    local_job.run({f"step-1/{number}": str(number) for number in range(2_000)})
+    (node,) = local_job.attempt()
+    node.restore(local_job.snapshots)
+
+    files = list((node.folder / "step-1").iterdir())
+    assert len(files) == 2_000
+    assert all(path.read_text() == path.name for path in files)
+
+
 def test_the_final_snapshot_holds_the_programs_last_files(job: Job) -> None:
     job.run({"final.pt": "done"})
 

@@ -6,6 +6,8 @@ import os
 import signal
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from tests.support.limits import scaled
 from tests.training.conftest import BUCKET, ENDLESS, Cluster, Pods
 from tests.training.program.bundles import program

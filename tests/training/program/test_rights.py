@@ -6,6 +6,8 @@ import json
 from fnmatch import fnmatchcase
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+
 from tests.support.limits import scaled
 from tests.training.checkpoint.faulty import Fault, Request, faulty_proxy
 from tests.training.conftest import BUCKET, Cluster

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.limits import scaled
 from tests.training.conftest import Cluster
 from tests.training.program.bundles import bundle, upload

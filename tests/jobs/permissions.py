@@ -56,7 +56,7 @@ def calls_are_allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def watched(aws: Aws, service: str, **settings: Any) -> Any:
         client = make(aws, service, **settings)
-        client.meta.events.register("before-call", note, unique_id="permissions")
+        client.meta.events.register("before-call", note, unique_id=note)
         return client
 
     def client(aws: Aws, service: str) -> Any:

@@ -79,13 +79,13 @@ class Inbox:
 
         def watched(aws: Aws, service: str, **settings: Any) -> Any:
             client = make(aws, service, **settings)
-            client.meta.events.register("before-call", note, unique_id="permissions")
+            client.meta.events.register("before-call", note, unique_id=note)
             return client
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Aws, "_client", watched)
             handler(SCHEDULED, Context([*left_s] or [300.0]))
-        assert used <= self.granted
+        assert used and used <= self.granted
         return self.messages()
 
     def messages(self) -> list[dict[str, Any]]:

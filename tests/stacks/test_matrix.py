@@ -95,7 +95,7 @@ SWITCHES: list[dict[str, object]] = [
     },
 ]
 ON_EKS = [{**EKS, **keys} for keys in matrix() if keys["efa_layout"] == "efa-only"]
-FEW = [*matrix()[3:5], ON_EKS[4], *SWITCHES[2::4]]
+FEW = [*matrix()[3:5], ON_EKS[4], *SWITCHES[2:7:4]]
 """Two types on Batch, with different layouts, one on EKS, and a few of the switches."""
 
 

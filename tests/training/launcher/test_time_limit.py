@@ -34,6 +34,7 @@ def test_an_attempt_that_exhausts_its_time_limit_ends_for_good_and_records_it(
     assert f"node 0: the attempt has run for {LIMIT_S} s (--time-limit)" in pods.log(1)
 
 
+@pytest.mark.full
 def test_before_its_capacity_block_ends_a_program_saves_however_short_its_grace(
     cluster: Cluster,
 ) -> None:

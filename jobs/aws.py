@@ -289,7 +289,7 @@ class Aws:
         )
 
     def _client(self, service: str, **settings: Any) -> Any:
-        """Return the client with these settings; creating one takes as long as a request."""
+        """Return the client with these settings, which keeps its connections between calls."""
         key = service, *sorted(settings.items())
         if key not in self._clients:
             self._clients[key] = self._create(service, **settings)

@@ -86,29 +86,26 @@ def _models_are_read_once() -> Iterator[None]:
     The service models are large files, EC2's client class has 700 methods, and each session looks
     for aliases in the names of 150 events.
     """
-    make, classes = ClientCreator._create_client_class, dict[tuple[str, str], type]()
-    load, models = ClientCreator._load_service_model, dict[tuple[str, str | None], Any]()
-    find, names = EventAliaser._alias_event_name, dict[str, str]()
 
-    def shared(creator: Any, service: str, model: Any) -> type:
-        key = service, creator._user_agent  # boto3's own clients have more methods
-        if key not in classes:
-            classes[key] = make(creator, service, model)
-        return classes[key]
+    def once(method: Any, key: Any) -> Any:
+        """Return a method that computes each result once for all instances."""
+        results: dict[Any, Any] = {}
 
-    def model(creator: Any, service: str, api_version: str | None = None) -> Any:
-        if (service, api_version) not in models:
-            models[service, api_version] = load(creator, service, api_version)
-        return models[service, api_version]
+        def remembered(owner: Any, *given: Any) -> Any:
+            if (found := key(owner, *given)) not in results:
+                results[found] = method(owner, *given)
+            return results[found]
 
-    def alias(aliaser: Any, event: str) -> str:
-        if event not in names:
-            names[event] = find(aliaser, event)
-        return names[event]
+        return remembered
 
+    shared: list[tuple[type, str, Any]] = [
+        # boto3's own clients have more methods.
+        (ClientCreator, "_create_client_class", lambda own, name, _: (name, own._user_agent)),
+        (ClientCreator, "_load_service_model", lambda _, *name_and_version: name_and_version),
+        (EventAliaser, "_alias_event_name", lambda _, event: event),
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("botocore.session.create_loader", cache(create_loader))
-        patch.setattr(ClientCreator, "_create_client_class", shared)
-        patch.setattr(ClientCreator, "_load_service_model", model)
-        patch.setattr(EventAliaser, "_alias_event_name", alias)
+        for owner, name, key in shared:
+            patch.setattr(owner, name, once(getattr(owner, name), key))
         yield

@@ -478,7 +478,6 @@ def test_ended_job_is_moved_even_without_time_to_cancel_others(
     zones.run("stop", "second")
 
 
-@pytest.mark.full
 def test_interrupted_jobs_down_leaves_no_moving_job(
     zones: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,11 +96,12 @@ SWITCHES: list[dict[str, object]] = [
 ]
 ON_EKS = [{**EKS, **keys} for keys in matrix() if keys["efa_layout"] == "efa-only"]
 FEW = [*matrix()[3:5], ON_EKS[4], *SWITCHES[2:7:4]]
-"""Two types on Batch, with different layouts, one on EKS, and a few of the switches."""
+"""Two types on Batch, with different layouts and numbers of interfaces, one on EKS, and two of the
+switches."""
 
 
 def few(combinations: list[dict[str, object]]) -> list[Any]:
-    """Leave what is not among the few, of the same types and layouts, to `make test-slow`."""
+    """Leave what is not among the few to `make test-slow`."""
     return [
         keys if keys in FEW else pytest.param(keys, marks=pytest.mark.full) for keys in combinations
     ]

@@ -30,7 +30,7 @@ def assembly(keys: Keys) -> SynthesizedStacks:
     return read_assembly(deployment(**keys).folder, deployment="default", region=None)
 
 
-# To jobs, dropping EKS is like dropping Batch.
+# To jobs, dropping EKS is like dropping Batch. test_findings.py has every finding.
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [

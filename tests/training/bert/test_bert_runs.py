@@ -137,7 +137,6 @@ def test_an_export_of_a_bert_is_refused(laptop: Laptop, whole: list[float]) -> N
 # --- two ranks, one shard ------------------------------------------------------------------------
 
 
-@pytest.mark.full
 def test_two_ranks_with_one_shard_have_the_losses_of_one_rank(
     laptop: Laptop, tmp_path: Path
 ) -> None:

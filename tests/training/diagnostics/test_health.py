@@ -79,6 +79,7 @@ def test_an_image_without_a_file_is_refused(
     assert "health: /nowhere/golden.json is missing" in capsys.readouterr().err
 
 
+# The tests above cover its parts.
 @pytest.mark.full
 def test_this_machine_is_healthy_and_reports_its_versions() -> None:
     done = subprocess.run(

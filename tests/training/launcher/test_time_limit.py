@@ -34,7 +34,6 @@ def test_an_attempt_that_exhausts_its_time_limit_ends_for_good_and_records_it(
     assert f"node 0: the attempt has run for {LIMIT_S} s (--time-limit)" in pods.log(1)
 
 
-@pytest.mark.full
 def test_before_its_capacity_block_ends_a_program_saves_however_short_its_grace(
     cluster: Cluster,
 ) -> None:
@@ -62,6 +61,7 @@ while True:
     assert all("saved all" in cluster.log(index) for index in (0, 1)), cluster.all_logs()
 
 
+# test_supervisor.py has the decisions, without processes.
 @pytest.mark.full
 def test_a_stop_before_the_block_ends_has_only_the_stop_grace_period(
     cluster: Cluster,

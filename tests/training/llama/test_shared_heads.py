@@ -31,7 +31,6 @@ def gradients(checkpoint: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.full
 def test_loss_gradients_checkpoint_and_export_are_those_of_one_rank(tmp_path: Path) -> None:
     words = (
         *(*TINY, "--model=qwen3-tiny", "--head-dim=16", "--dataset=words", "--eval-every=2"),

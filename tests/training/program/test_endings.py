@@ -111,6 +111,7 @@ def test_a_node_that_exits_at_once_is_the_cause_of_a_broken_connection(cluster: 
     assert "rank 0: ConnectionResetError: gone; before that node 1 exited with 0 after" in last
 
 
+# Without processes: test_hangs.py.
 @pytest.mark.full
 def test_a_silent_program_hangs_and_the_message_names_what_counts_as_progress(
     lone_node: Cluster,

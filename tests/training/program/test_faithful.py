@@ -160,6 +160,7 @@ def launched(folder: Path, flags: list[str]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("words", "flags"),
     [
+        # The sample of `make rehearse` is a script.
         pytest.param(["sub/look.py"], ["--script=sub/look.py"], marks=pytest.mark.full),
         (["-m", "pkg.look"], ["--module=pkg.look"]),
     ],

@@ -48,7 +48,6 @@ def test_the_sample_trains_on_two_nodes_and_resumes_after_a_lost_one(cluster: Cl
     assert {point["step"] for point in points} == {*range(1, 41)}
 
 
-@pytest.mark.full
 def test_the_example_trains_on_torchneurons_device(tmp_path: Path) -> None:
     ended = subprocess.run(
         [

@@ -6,8 +6,6 @@ import json
 from fnmatch import fnmatchcase
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import pytest
-
 from tests.support.limits import scaled
 from tests.training.checkpoint.faulty import Fault, Request, faulty_proxy
 from tests.training.conftest import BUCKET, Cluster
@@ -50,7 +48,6 @@ def refused(request: Request) -> Fault | None:
     return None if any(fnmatchcase(key, f"{one}*") for one in granted) else Fault.ACCESS_DENIED
 
 
-@pytest.mark.full
 def test_a_program_is_persisted_and_reported_with_its_roles_permissions(
     cluster: Cluster, bucket: dict[str, str]
 ) -> None:

@@ -49,6 +49,7 @@ def _lock(snapshots: Objects) -> Holder:
     return holder
 
 
+# Without launchers: test_run_lock.py and snapshots/test_two_jobs.py.
 @pytest.mark.full
 def test_the_second_of_two_jobs_exits_with_64_and_the_first_keeps_its_snapshots(
     tmp_path: Path, bucket: dict[str, str]

@@ -53,6 +53,7 @@ def passed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# `make rehearse` runs every check on two nodes, and reads the probes.
 @pytest.mark.full
 def test_a_cpu_passes_every_check(passed: Path) -> None:
     document = result(passed)

@@ -116,26 +116,22 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
     job.kill()
 
 
-@pytest.mark.full
 def test_a_program_that_receives_sigterm_saves_once(resumed: Resumed) -> None:
     assert resumed.first_code == 143
     assert resumed.snapshots_of_the_first == [1]
 
 
-@pytest.mark.full
 def test_only_the_second_attempt_gets_the_resume_arguments(resumed: Resumed) -> None:
     assert "told ['7']\n" in resumed.first_log
     assert "told ['7', '--resume', 'auto']\n" in resumed.logs[0]
 
 
-@pytest.mark.full
 def test_every_rank_finds_what_it_saved_at_the_same_absolute_path(resumed: Resumed) -> None:
     """Litdata, for one, refuses to resume with moved data."""
     assert ["found the same True" in log for log in resumed.logs] == [True, True]
     assert list(Path(tempfile.gettempdir()).glob(f"trainium-{resumed.run}*")) == []
 
 
-@pytest.mark.full
 def test_every_nodes_output_folder_is_copied_to_the_results(resumed: Resumed) -> None:
     results = resumed.folder / "build/runs" / resumed.run / "results"
     assert (results / "output/sub/rank.txt").read_text() == "0"

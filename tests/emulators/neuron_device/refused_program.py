@@ -64,8 +64,10 @@ def share_a_core() -> None:
     others = PrefixStore("default_pg", store)
     if is_first():
         dist.init_process_group(DEVICE, store=others, rank=0, world_size=1)
+        store.set("bound", "")
         store.wait(["refused"])
         return
+    store.wait(["bound"])
     try:
         dist.init_process_group(DEVICE, store=others, rank=1, world_size=2)
     finally:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from botocore.client import ClientCreator
+from botocore.endpoint_provider import EndpointProvider
 from botocore.hooks import EventAliaser
 from botocore.loaders import create_loader
 from hypothesis import settings
@@ -83,8 +84,8 @@ def _emulators_print_nothing() -> Iterator[None]:
 def _models_are_read_once() -> Iterator[None]:
     """Share what botocore derives from its files among all sessions of this process.
 
-    The service models are large files, EC2's client class has 700 methods, and each session looks
-    for aliases in the names of 150 events.
+    The service models are large files, EC2's client class has 700 methods, each session looks for
+    aliases in the names of 150 events, and each client builds the tree of its service's endpoints.
     """
 
     def once(method: Any, key: Any) -> Any:
@@ -104,8 +105,17 @@ def _models_are_read_once() -> Iterator[None]:
         (ClientCreator, "_load_service_model", lambda _, *name_and_version: name_and_version),
         (EventAliaser, "_alias_event_name", lambda _, event: event),
     ]
+    providers: dict[int, EndpointProvider] = {}
+
+    def endpoint_provider(*, ruleset_data: Any, **given: Any) -> EndpointProvider:
+        # The shared loader keeps the data of every service.
+        if id(ruleset_data) not in providers:
+            providers[id(ruleset_data)] = EndpointProvider(ruleset_data=ruleset_data, **given)
+        return providers[id(ruleset_data)]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("botocore.session.create_loader", cache(create_loader))
+        patch.setattr("botocore.regions.EndpointProvider", endpoint_provider)
         for owner, name, key in shared:
             patch.setattr(owner, name, once(getattr(owner, name), key))
         yield

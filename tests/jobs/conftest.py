@@ -29,6 +29,7 @@ from trainium_catalogue import contract
 from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
 from trainium_emulators.aws import host_images, quotas
 from trainium_emulators.aws.permissions import install_simulation
+from trainium_emulators.aws.server import cache_routes
 
 REGION = "us-west-2"
 ACCOUNT = "123456789012"
@@ -43,6 +44,7 @@ def endpoint() -> Iterator[str]:
     quotas.install()
     host_images.install()
     install_simulation()
+    cache_routes()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

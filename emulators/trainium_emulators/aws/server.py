@@ -154,6 +154,12 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def cache_routes() -> None:
+    """Remember each host name's service; moto lists its own folders for every request."""
+    moto = threaded_moto_server.DomainDispatcherApplication
+    moto.get_backend_for_host = cache(moto.get_backend_for_host)
+
+
 def main(argv: Sequence[str]) -> None:
     """Serve until SIGTERM or SIGINT."""
     given = options(argv)
@@ -168,6 +174,7 @@ def main(argv: Sequence[str]) -> None:
     quotas.install()
     host_images.install()
     permissions.install()
+    cache_routes()
     settings: list[NodeSettings] = []
     files = tempfile.TemporaryDirectory(prefix="rehearsal-files-")
     claims = Path(files.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
@@ -181,3 +182,16 @@ def test_modules_compiled_ahead_exist() -> None:
 
     assert {"app", "jobs.cli"} < own
     assert [name for name in own if find_spec(name) is None] == []
+
+
+def test_the_reason_of_an_npm_failure_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(ROOT / "tools" / "cdk" / name, tmp_path)
+    monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9")
+    monkeypatch.setenv("npm_config_fetch_retries", "0")
+    monkeypatch.setenv("npm_config_cache", str(tmp_path / "cache"))
+    with pytest.raises(SystemExit, match=r"npm-cli\.js ci .* failed, see above"):
+        setup.install_npm_packages(tmp_path)
+    assert "ECONNREFUSED" in capfd.readouterr().err

@@ -125,6 +125,15 @@ def install_packages(requirements: str, environment: Path = VENV) -> None:
     uv("--no-build-isolation", "-r", requirements, TORCH, environment=environment)
 
 
+def install_npm_packages(folder: Path) -> None:
+    """Install what a folder's package-lock.json lists; npm prints only errors and a summary."""
+    node = (VENV / "bin" / "node").resolve()
+    npm = node.parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    options = ("--prefix", folder, "--no-audit", "--no-fund", "--loglevel=error")
+    path = f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    run(node, npm, "ci", *options, env={**os.environ, "PATH": path})
+
+
 def install_environment(layer: str) -> None:
     """Set up `.venv`, with Node, the CDK CLI and, for tests, a browser."""
     if not (VENV / "bin" / "python").exists():
@@ -146,10 +155,7 @@ def install_environment(layer: str) -> None:
         (bin_folder / program.name).unlink(missing_ok=True)
         (bin_folder / program.name).symlink_to(program)
     for folder in ("cdk", "browser") if layer == "tests" else ("cdk",):
-        npm = node.parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-        path = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
-        prefix = ("--prefix", ROOT / "tools" / folder)
-        run(node, npm, *prefix, "ci", "--no-audit", "--no-fund", "--silent", env=path)
+        install_npm_packages(ROOT / "tools" / folder)
     if layer == "tests":
         run(node, ROOT / "tools" / "browser" / "unpack.mjs")
     (bin_folder / "trainium").write_text(

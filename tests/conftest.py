@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore import regions
 from botocore.client import ClientCreator
-from botocore.endpoint_provider import EndpointProvider
 from botocore.hooks import EventAliaser
 from botocore.loaders import create_loader
 from hypothesis import settings
@@ -88,34 +88,27 @@ def _models_are_read_once() -> Iterator[None]:
     aliases in the names of 150 events, and each client builds the tree of its service's endpoints.
     """
 
-    def once(method: Any, key: Any) -> Any:
-        """Return a method that computes each result once for all instances."""
+    def once(make: Any, key: Any) -> Any:
+        """Return a function or method that makes each result once."""
         results: dict[Any, Any] = {}
 
-        def remembered(owner: Any, *given: Any) -> Any:
-            if (found := key(owner, *given)) not in results:
-                results[found] = method(owner, *given)
+        def remembered(*given: Any, **named: Any) -> Any:
+            if (found := key(*given, **named)) not in results:
+                results[found] = make(*given, **named)
             return results[found]
 
         return remembered
 
-    shared: list[tuple[type, str, Any]] = [
+    shared: list[tuple[Any, str, Any]] = [
         # boto3's own clients have more methods.
         (ClientCreator, "_create_client_class", lambda own, name, _: (name, own._user_agent)),
         (ClientCreator, "_load_service_model", lambda _, *name_and_version: name_and_version),
         (EventAliaser, "_alias_event_name", lambda _, event: event),
-    ]
-    providers: dict[int, EndpointProvider] = {}
-
-    def endpoint_provider(*, ruleset_data: Any, **given: Any) -> EndpointProvider:
         # The shared loader keeps the data of every service.
-        if id(ruleset_data) not in providers:
-            providers[id(ruleset_data)] = EndpointProvider(ruleset_data=ruleset_data, **given)
-        return providers[id(ruleset_data)]
-
+        (regions, "EndpointProvider", lambda *, ruleset_data, **_: id(ruleset_data)),
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("botocore.session.create_loader", cache(create_loader))
-        patch.setattr("botocore.regions.EndpointProvider", endpoint_provider)
         for owner, name, key in shared:
             patch.setattr(owner, name, once(getattr(owner, name), key))
         yield
